@@ -134,15 +134,17 @@ def measure(rounds: int, steps: int, seconds: float) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one short round, nothing is recorded")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one short round, recorded only with --record")
+    parser.add_argument("--record", type=Path, metavar="FILE")
     options = parser.parse_args()
-    rounds, steps, seconds = (1, 12, 2.0) if options.quick else (options.rounds, 60, 20.0)
+    rounds, steps, seconds = (1, 12, 2.0) if options.quick else (options.rounds, 60, 15.0)
     result = {**described(), "emulated": HOSTS, "batch": BATCH, "rounds": rounds, "steps": steps}
     result |= measure(rounds, steps, seconds)
     print(json.dumps(result, indent=1))
-    if not options.quick:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    record = options.record or (None if options.quick else RESULTS)
+    if record is not None:
+        record.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from peers.figures import Turns, summary, written
 from peers.machine import described
 from peers.pace import Conductor
 from peers.pairs import take_pairs
-from peers.systems import HERE, WORKERS, Process, cordee, process
+from peers.systems import WORKERS, cordee
 from peers.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results" / "exact.json"
@@ -32,24 +30,16 @@ HEAD = {
 }
 
 
-@contextlib.contextmanager
-def exact(task: str, path: str, folder: Path, pieces: int) -> Iterator[Process]:
-    """The run with `exact=true`, which introduces itself as the peer."""
-    command = [sys.executable, "-m", "cordee", "train", str(HERE / "job.py"), "--workers", str(WORKERS)]
-    command += ["--plan", f"exact=true,pieces={pieces}", "--threads", "1", "--out", str(folder / "exact")]
-    command += ["--set", f"task={task}", "--set", f"turns={path}", "--set", "side=peer"]
-    with process(command, {}, folder / "said-exact") as running:
-        yield running
-
-
 def take_turns(name: str, pairs: int, pieces: int) -> Turns:
     """One start of both."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exact-")))
         systems = stack.enter_context(contextlib.ExitStack())
         conductor = stack.enter_context(Conductor(folder))  # left before the systems: they end when it has gone
+        (folder / "exact").mkdir()
+        plan = f"exact=true,pieces={pieces}"
         running = {
-            "peer": systems.enter_context(exact(name, conductor.path, folder, pieces)),
+            "peer": systems.enter_context(cordee(name, conductor.path, folder / "exact", plan, "peer")),
             "cordee": systems.enter_context(cordee(name, conductor.path, folder)),
         }
         conductor.gather(tuple(running), WORKERS, lambda: all(one.poll() is None for one in running.values()))
@@ -70,8 +60,8 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--starts", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--pieces", type=int, action="append")
     parser.add_argument("--task", choices=SHOWN, action="append")
     parser.add_argument("--record", type=Path, metavar="FILE", default=RESULTS)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cordee.feed.columns import Columns, kind_of_column, rows_of, slice_of
 from cordee.feed.store.layout import LOCK, MANIFEST, Manifest, Shard, kinds_of
-from cordee.feed.store.write import write_shard
+from cordee.feed.store.write import ShardWriter
 
 
 def content(block: int, nbytes: int) -> np.ndarray:
@@ -65,16 +65,12 @@ def write_store(folder: Path, columns: Columns, shard_rows: int, **sets: int) ->
     folder.mkdir(parents=True)
     for name, count in (sets or {"train": rows_of(columns)}).items():
         edges = [*range(row, row + count, shard_rows), row + count]
-        shards[name] = tuple(
-            write_shard(
-                folder,
-                f"{name}-{start:06d}",
-                schema,
-                [{one: slice_of(column, start, stop) for one, column in columns.items()}],
-                stop - start,
-            )
-            for start, stop in pairwise(edges)
-        )
+        written = []
+        for start, stop in pairwise(edges):
+            writer = ShardWriter(folder, f"{name}-{start:06d}", schema)
+            writer.add({one: slice_of(column, start, stop) for one, column in columns.items()}, stop - start)
+            written.append(writer.finish())
+        shards[name] = tuple(written)
         row += count
     manifest = Manifest(1, "test", kinds_of(schema), shards, {})
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))

@@ -1,46 +1,74 @@
-"""A signal to one worker of a run, at a moment that its record shows, or some time after it."""
+"""Signals to the processes of a run, at moments that its record shows, or some time after them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cordee.core.events import Event, Listener, StepEvent
+from cordee.core.events import Event, Listener, ServerEvent, StepEvent, WorkerEvent
+
+KINDS = [
+    *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
+    ("first 0", "backup 1"),
+    ("first 0", "backup 0"),
+    ("first 1", "worker 1"),
+]
+Moment = int | Callable[[Event], bool]
+"""A step that is on record, or an event."""
 
 
-class Strike:
-    """Listens to a run and sends a signal to one of its workers at a chosen moment.
+class Strikes:
+    """Listens to a run, and sends signals to its processes: (moment, workers or roles and shards, signal, delay).
 
-    The run waits for it before its end: on a busy machine its launcher may hear of a step long after it was done.
+    The run waits for the first of them before its end: on a busy machine its launcher may hear of a step long after it
+    was done.
     """
 
-    def __init__(
-        self, pids: Path, victim: int, number: signal.Signals, when: Callable[[Event], bool], delay: float
-    ) -> None:
-        pids.mkdir(exist_ok=True)
-        self.settings = {"pids": pids, "awaits": pids / "struck"}
-        self._victim, self._number, self._when, self._delay = victim, number, when, delay
-        self.timer: threading.Timer | None = None
+    def __init__(self, struck: Path, *plans: tuple[Moment, tuple[str, ...], signal.Signals, float]) -> None:
+        """The run waits for the file `struck`, which is there after the first of them."""
+        self.plans = list(plans)
+        self.settings = {"awaits": struck}
+        self.processes: dict[str, int] = {}
+        self.timers: list[threading.Timer] = []
+
+    @classmethod
+    def drawn(cls, struck: Path, seed: int) -> Strikes:
+        """Five times: a first holder, a backup, one of each, both of a shard, one and a worker."""
+        draw = random.Random(seed)
+        steps = [draw.randrange(2, 20), *sorted(draw.sample(range(20, 56), 4))]  # the run waits for the first
+        return cls(struck, *((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps))
 
     def __call__(self, event: Event) -> None:
-        if self.timer is None and self._when(event):
-            self.timer = threading.Timer(self._delay, self._strike)
-            self.timer.start()
+        if isinstance(event, ServerEvent) and event.what != "lost":
+            self.processes[f"{event.what} {event.shard}"] = event.pid
+        if isinstance(event, WorkerEvent):
+            self.processes[f"worker {event.worker}"] = event.pid
+        while self.plans and is_here(self.plans[0][0], event):
+            _, victims, number, delay = self.plans.pop(0)
+            self.timers.append(threading.Timer(delay, self._strike, (victims, number)))
+            self.timers[-1].start()
 
-    def _strike(self) -> None:
-        os.kill(int((self.settings["pids"] / str(self._victim)).read_text()), self._number)
+    def _strike(self, victims: tuple[str, ...], number: signal.Signals) -> None:
+        for victim in victims:
+            if pid := self.processes.get(victim, 0):
+                with contextlib.suppress(ProcessLookupError):  # the run is over, or it was struck before
+                    os.kill(pid, number)
         self.settings["awaits"].touch()
 
     def assert_done(self) -> None:
-        assert self.timer is not None, "the moment to strike never came"
-        self.timer.join()
+        assert not self.plans, "the moment to strike never came"
+        for timer in self.timers:
+            timer.join()
 
 
-def after_step(step: int) -> Callable[[Event], bool]:
-    return lambda event: isinstance(event, StepEvent) and event.step >= step
+def is_here(moment: Moment, event: Event) -> bool:
+    """Whether the moment has come with this event."""
+    return moment(event) if callable(moment) else isinstance(event, StepEvent) and event.step >= moment
 
 
 def striking(victims: dict[int, int], how: signal.Signals) -> Listener:

@@ -1,6 +1,7 @@
 """One of three processes on emulated hosts: with DistributedDataParallel by hand, or alone: `balance_loop.py ddp 12`.
 
-The first word is `ddp` or `alone`, the second how many seconds it trains; it prints its samples per second.
+The first word is `ddp` or `alone`, the second how many seconds it trains; it prints its samples per second. All three
+begin to measure together: a slow host takes seconds longer to start, and the others would be measured without it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(0)
     model: nn.Module = network()
+    dist.init_process_group("gloo")
     if way == "ddp":
-        dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     count = BATCH * (rank + 1) // size - BATCH * rank // size
@@ -34,6 +35,7 @@ def main() -> None:
     steps, began = -3, time.perf_counter()
     while True:
         if steps == 0:
+            dist.barrier()
             began = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(model(x), y).backward()
@@ -45,8 +47,7 @@ def main() -> None:
         if over and (way == "alone" or steps % 4 == 0):
             break
     print(steps * count / (time.perf_counter() - began), flush=True)
-    if way == "ddp":
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

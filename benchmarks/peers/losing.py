@@ -85,9 +85,13 @@ class System:
         finally:
             self.end()
 
+    def await_all(self) -> None:
+        """Wait until all workers are there, and have committed a step."""
+        wait_until(lambda: sum(bool(one.commits) for one in self.living()) >= SIZE)
+
     def kill_one(self, draw: random.Random) -> tuple[float, Worker]:
         """SIGKILL to a worker, once all are there; when, and which."""
-        wait_until(lambda: sum(bool(one.commits) for one in self.living()) >= SIZE)
+        self.await_all()
         victim = draw.choice([one for one in self.living() if one.commits])
         os.kill(victim.pid, signal.SIGKILL)
         return time.time(), victim
@@ -148,8 +152,8 @@ class Torchft(System):
 
     name, words, module = (
         "torchft",
-        "replica groups of one rank; its lighthouse with the timeouts of its class; a lost group is replaced by one "
-        "that has imported all and waits",
+        "replica groups of one rank, which wait 1 s for a lost one; its lighthouse with the timeouts of its class; "
+        "a lost group is replaced, with the next quorum, by one that has imported all and waits",
         "torchft",
     )
 

@@ -71,6 +71,12 @@ def stall(times: Sequence[float], since: float, until: float) -> float:
     return max(gaps, default=float("inf")) - usual_step(times)
 
 
+def stall_around(times: Sequence[float], at: float) -> float:
+    """The longest of the four gaps between steps around an instant, beyond a usual step."""
+    around = [one for one in times if one <= at][-3:] + [one for one in times if one > at][:2]
+    return max((late - early for early, late in pairwise(around)), default=float("inf")) - usual_step(times)
+
+
 def steps_again(workers: Sequence[Worker]) -> int:
     """How many steps were committed a second time, since the state that had them was lost."""
     first: dict[int, float] = {}

@@ -163,6 +163,16 @@ def test_a_disk_that_fills_up_leaves_a_way_on(small_disk: Path, tmp_path: Path) 
         train("steady", out, workers=2, listen=fill, delay=0.02, epochs=5)
 
 
+def test_a_disk_that_fills_up_under_the_log_of_a_parameter_server(small_disk: Path, tmp_path: Path) -> None:
+    """A smaller model's checkpoints fit; the log, to which each step is added, does not."""
+    job, out = tmp_path / "job.py", small_disk / "run"
+    job.write_text(LARGE.replace("300", "80"))
+    words = ["train", str(job), "--out", str(out), "--workers", "2", "--plan", "sync=server,backups=false"]
+    ended = command(*words)
+    assert ended.returncode == errors.StorageError.code, ended.stderr
+    assert "the log of a parameter server" in ended.stderr and "No space left on device" in ended.stderr
+
+
 def is_mounted(*words: str | Path) -> bool:
     """Whether `mount` did it: not while a file there is open for writing."""
     return subprocess.run(["mount", *words], capture_output=True, check=False).returncode == 0

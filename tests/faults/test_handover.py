@@ -35,7 +35,7 @@ def lost(run: Run) -> list[int]:
     return [event["worker"] for event in run.of("failure")]
 
 
-CLOSED: dict[str, Any] = {"admits": False, "newcomers": []}
+CLOSED: dict[str, Any] = {"admits": False, "newcomers": [], "left": []}
 """Of a generation that lets no other worker in."""
 
 

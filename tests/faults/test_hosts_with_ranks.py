@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from faults.test_worker_killed import STEPS, Strike, after_step, lost
+from faults.test_worker_killed import STEPS, lost
 from harness import Run, assert_same, train
+from strike import Strikes
 
 Reference = Callable[..., Run]
 HOMES = "aabb"
@@ -22,7 +23,8 @@ def struck(seed: int, out: Path) -> Run:
     """A worker is killed or stopped at some instant."""
     draw = random.Random(seed)
     victim, number = seed % len(HOMES), (signal.SIGKILL, signal.SIGSTOP)[seed // len(HOMES) % 2]
-    strike = Strike(out / "pids", victim, number, after_step(draw.randrange(1, STEPS - 14)), draw.uniform(0, 0.03))
+    step, delay = draw.randrange(1, STEPS - 14), draw.uniform(0, 0.03)
+    strike = Strikes(out / "struck", (step, (f"worker {victim}",), number, delay))
     plan = ("auto", "bucket_mb=0.01")[seed // 2 % 2]
     run = train("hosted", out / "run", workers=len(HOMES), plan=plan, homes=HOMES, listen=strike, **strike.settings)
     strike.assert_done()

@@ -14,7 +14,7 @@ import pytest
 from cordee.core.events import Event, FailureEvent
 from harness import Run, train
 from replay import assert_audited, assert_replayed
-from strike import Strike, after_step
+from strike import Strikes
 
 Reference = Callable[..., Run]
 Acts = dict[int, dict[str, list[str]]]
@@ -182,9 +182,8 @@ def struck_at_random(seed: int, folder: Path) -> Run:
     draw = random.Random(seed)
     victim, step, delay = draw.randrange(3), draw.choice([4, 8, 10, 14]), draw.uniform(0, 0.06)
     number = (signal.SIGKILL, signal.SIGSTOP)[seed % 2]
-    strike = Strike(folder / "pids", victim, number, after_step(step), delay)
-    pids = strike.settings["pids"]
-    run = train("behind", folder / "run", workers=3, plan=PLAN, listen=strike, delay=0.005, pids=pids)
+    strike = Strikes(folder / "struck", (step, (f"worker {victim}",), number, delay))
+    run = train("behind", folder / "run", workers=3, plan=PLAN, listen=strike, delay=0.005, **strike.settings)
     strike.assert_done()
     assert lost(run) == [victim]
     return run

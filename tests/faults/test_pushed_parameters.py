@@ -11,7 +11,7 @@ import pytest
 from cordee.core.events import Event, ServerEvent
 from harness import Run, assert_same, train
 from replay import assert_audited, assert_replayed
-from strikes import Strikes
+from strike import Strikes
 
 Reference = Callable[..., Run]
 PUSH = "sync=server,push=parameters,servers=2,local_steps=3"
@@ -103,7 +103,7 @@ def test_servers_are_lost_at_any_time(
     strikes: list[tuple[int, tuple[str, ...], signal.Signals, float]], reference: Reference, tmp_path: Path
 ) -> None:
     strike, settings = Strikes(tmp_path / "struck", *strikes), {"epochs": 4, "batchnorm": False}
-    run = train("steady", tmp_path / "run", workers=3, plan=PUSH, listen=strike, **strike.settings, batchnorm=False)
+    run = train("steady", tmp_path / "run", workers=3, plan=PUSH, listen=strike, **strike.settings, **settings)
     strike.assert_done()
     assert run.result["failures"] >= 1
     assert_audited(run, reference("steady", **settings))
@@ -115,6 +115,6 @@ def test_servers_are_lost_at_any_time(
 def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
     strike, settings = Strikes.drawn(tmp_path / "struck", seed), {"epochs": 4, "batchnorm": False}
     plan = f"{PUSH},outer=nesterov"
-    run = train("steady", tmp_path / "run", workers=3, plan=plan, listen=strike, **strike.settings, batchnorm=False)
+    run = train("steady", tmp_path / "run", workers=3, plan=plan, listen=strike, **strike.settings, **settings)
     assert_audited(run, reference("steady", **settings))
     assert_replayed(run, "steady", **settings, **OUTER)

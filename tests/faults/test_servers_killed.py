@@ -10,9 +10,10 @@ import pytest
 
 from cordee.core.errors import WorkersLost
 from harness import Run, assert_same, distance, train
-from strikes import SETTINGS, Strikes
+from strike import Strikes
 
 Reference = Callable[..., Run]
+SETTINGS = {"epochs": 4}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,15 @@ def test_servers_are_lost(
     strikes: list[tuple[int, tuple[str, ...], signal.Signals, float]], reference: Reference, tmp_path: Path
 ) -> None:
     strike = Strikes(tmp_path / "struck", *strikes)
-    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **strike.settings)
+    run = train(
+        "steady",
+        tmp_path / "run",
+        workers=3,
+        plan="sync=server,servers=2",
+        listen=strike,
+        **strike.settings,
+        **SETTINGS,
+    )
     strike.assert_done()
     lost = [event for event in run.of("server") if event["what"] == "lost"]
     assert len(lost) + len(run.of("failure")) == run.result["failures"] >= 1
@@ -48,7 +57,7 @@ def test_without_a_backup_the_log_is_enough(reference: Reference, tmp_path: Path
         tmp_path / "struck", (5, ("first 0",), signal.SIGKILL, 0.0), (20, ("first 0",), signal.SIGKILL, 0.002)
     )
     plan = "sync=server,backups=false"
-    run = train("steady", tmp_path / "run", workers=2, plan=plan, listen=strike, **strike.settings)
+    run = train("steady", tmp_path / "run", workers=2, plan=plan, listen=strike, **strike.settings, **SETTINGS)
     strike.assert_done()
     assert_same(run, reference("steady", **SETTINGS))
     assert not list((tmp_path / "run" / "servers").iterdir()), "a log of a run that is over"
@@ -59,7 +68,14 @@ def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_p
     strike, out = Strikes(tmp_path / "struck", (8, ("first 0", "backup 0"), signal.SIGKILL, 0.0)), tmp_path / "run"
     with pytest.raises(WorkersLost, match="no parameter server is left for shard 0") as raised:
         train(
-            "steady", out, workers=2, plan="sync=server,persist=false", listen=strike, save_steps=5, **strike.settings
+            "steady",
+            out,
+            workers=2,
+            plan="sync=server,persist=false",
+            listen=strike,
+            save_steps=5,
+            **strike.settings,
+            **SETTINGS,
         )
     assert "--resume" in raised.value.next_step
     run = train("steady", out, workers=3, resume=True, **SETTINGS)
@@ -128,5 +144,13 @@ def test_a_worker_dies_within_a_push_that_is_applied_by_itself(dies: str, refere
 def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
     """Five times in each of forty runs: a first holder, a backup, one of each, both of a shard, one and a worker."""
     strike = Strikes.drawn(tmp_path / "struck", seed)
-    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **strike.settings)
+    run = train(
+        "steady",
+        tmp_path / "run",
+        workers=3,
+        plan="sync=server,servers=2",
+        listen=strike,
+        **strike.settings,
+        **SETTINGS,
+    )
     assert_same(run, reference("steady", **SETTINGS))

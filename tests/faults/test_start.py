@@ -214,5 +214,5 @@ def test_a_sharing_ends_on_nobody_before_all_take_part(stopped: Path, reference:
     assert lost(run) == [1]
     go = json.loads((tmp_path / "words" / "go-2.3").read_text())
     expected = {"generation": 2, "members": [0, 2, 3], "target": 1, "giver": None}
-    assert go == {**expected, "admits": False, "newcomers": [], "recorded": -1}
+    assert go == {**expected, "admits": False, "newcomers": [], "left": [], "recorded": -1}
     assert_same(run, reference("placed"))

@@ -13,7 +13,7 @@ import pytest
 
 from cordee.core.events import FailureEvent
 from harness import JOBS, Run, assert_same, distance, run_script, train
-from strike import Strike, after_step
+from strike import Strikes
 
 Reference = Callable[..., Run]
 STEPS = 30
@@ -85,7 +85,8 @@ def test_several_workers_end(fate: str, reference: Reference, tmp_path: Path) ->
 def test_one_dies_while_the_others_regroup(seed: int, reference: Reference, tmp_path: Path) -> None:
     """The second blow falls within the tenth of a second in which the first one is being dealt with."""
     delay = random.Random(seed).uniform(0.0, 0.08)
-    strike = Strike(tmp_path / "pids", 2, signal.SIGKILL, lambda event: isinstance(event, FailureEvent), delay)
+    failed = (lambda event: isinstance(event, FailureEvent), ("worker 2",), signal.SIGKILL, delay)
+    strike = Strikes(tmp_path / "struck", failed)
     run = train("steady", tmp_path / "run", workers=4, fate="1:forward:7", listen=strike, **strike.settings)
     strike.assert_done()
     assert sorted(lost(run)) == [1, 2]
@@ -97,7 +98,7 @@ def struck_at_random(seed: int, out: Path) -> Run:
     draw = random.Random(seed)
     victim, step, delay = draw.randrange(3), draw.randrange(1, STEPS - 14), draw.uniform(0, 0.02)
     number = (signal.SIGKILL, signal.SIGSTOP)[seed % 2]
-    strike = Strike(out / "pids", victim, number, after_step(step), delay)
+    strike = Strikes(out / "struck", (step, (f"worker {victim}",), number, delay))
     run = train("steady", out / "run", workers=3, save_steps=4, listen=strike, **strike.settings)
     strike.assert_done()
     assert lost(run) == [victim]

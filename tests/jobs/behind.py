@@ -9,12 +9,11 @@ too. `acts`: see `instants.py`, whose places are joined by
     sent-N     after it
     begun-N    the N-th window is open, and its first part asked for
 
-With `pids`, a folder in which they leave their numbers, all workers wait at step 16 for the file `struck` there.
+With `awaits`, all workers wait at step 16 for such a file.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -96,16 +95,14 @@ def job(
     save: str = "",
     stop_steps: int | None = None,
     delay: float = 0.0,
-    pids: str = "",
+    awaits: str = "",
 ) -> cordee.Job:
     """`save`: such as `steps:6` or `epochs:1`."""
     if acts:
         instants.place(Team, words, acts)
         place(words, acts)
     if delay:
-        slow_down(delay, Path(pids) / "struck" if pids else None)
-    if pids:
-        (Path(pids) / str(cordee.World.from_env().rank)).write_text(str(os.getpid()))
+        slow_down(delay, Path(awaits) if awaits else None)
     base = mlp.job(optimizer=optimizer, stop_steps=stop_steps)
     every = {name: int(count) for name, _, count in [save.partition(":")] if name}
     base = base.replace(epochs=2, data={"train": base.data.train}, save=Save(**{"epochs": None, **every}))

@@ -73,13 +73,12 @@ def job(
     homes: str = "",
     falls: str = "",
     words: str = "",
-    pids: str = "",
     awaits: str = "",
     more: str = "{}",
 ) -> cordee.Job:
     """The job of another file; `more` has settings of it, in JSON."""
     live(homes, falls)
     instants.place(Team, words, "{}" if words else "")
-    given = {name: value for name, value in {"pids": pids, "awaits": awaits}.items() if value}
+    given = {"awaits": awaits} if awaits else {}
     made: cordee.Job = importlib.import_module(of).job(**given, **json.loads(more))
     return made

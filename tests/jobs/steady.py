@@ -24,7 +24,7 @@ from cordee.train.job import Save
 class Fate(Callback):
     """Knows how far the training is, and ends this process where it was told to."""
 
-    def __init__(self, text: str, raises: int, awaits: str, awaits_at: int) -> None:
+    def __init__(self, text: str, raises: int, awaits: str, awaits_at: int = 25) -> None:
         me = cordee.World.from_env().rank
         self.raises = raises if me == 1 else -1
         self.awaits, self.awaits_at = Path(awaits) if awaits else None, awaits_at

@@ -77,20 +77,21 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "why"),
+    ("file", "damage", "why", "plan"),
     [
-        ("tensors-00000.safetensors", flip_a_bit, "its SHA-256 is not the one that was written"),
-        ("tensors-00000.safetensors", lambda path: os.truncate(path, 999), "it has 999 bytes instead of"),
-        ("checkpoint.json", flip_a_bit, ""),
+        ("tensors-00000.safetensors", flip_a_bit, "its SHA-256 is not the one that was written", "auto"),
+        ("tensors-00000.safetensors", lambda path: os.truncate(path, 999), "it has 999 bytes instead of", "auto"),
+        ("tensors-00001.safetensors", flip_a_bit, "its SHA-256 is not the one that was written", "shard=params"),
+        ("checkpoint.json", flip_a_bit, "", "auto"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    file: str, damage: Callable[[Path], object], why: str, reference: Reference, tmp_path: Path
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(  # also if another worker's part of it is
+    file: str, damage: Callable[[Path], object], why: str, plan: str, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    train("mlp", out, workers=2, save_steps=4, stop_steps=9)
+    train("mlp", out, workers=2, plan=plan, save_steps=4, stop_steps=9)
     damage(out / "checkpoints" / "step-00000009" / file)
-    run = train("mlp", out, workers=2, resume=True)
+    run = train("mlp", out, workers=2, plan=plan, resume=True)
     (note,) = [one["message"] for one in run.of("warning") if "checkpoint" in one["message"]]
     assert note.startswith(f"an older checkpoint is used: {out / 'checkpoints' / 'step-00000009' / file} is damaged: ")
     assert why in note

@@ -80,7 +80,7 @@ def test_every_owner_writes_its_slices(warm: int, tmp_path: Path) -> None:
     [
         ({1: 6}, signal.SIGKILL, 2),
         pytest.param({2: 9}, signal.SIGKILL, 2, marks=pytest.mark.slow),
-        ({0: 5, 3: 40}, signal.SIGKILL, 2),
+        ({0: 5, 3: 20}, signal.SIGKILL, 2),
         pytest.param({3: 7}, signal.SIGSTOP, 2, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -14,7 +14,9 @@ from typing import Literal
 STEPS, GATE = 90, 76
 """Steps of a run; at the gate it waits until all faults have struck."""
 FIRST, LAST = 3, 68
-"""Faults are drawn for these steps."""
+"""Most faults are drawn for these steps."""
+LATE = (84, 91)
+"""Some for these, which the run does not wait for: they fall into its end, or come too late."""
 LONG_S = {"worker": (0.15, 0.6), "server": (0.15, 0.6), "launcher": (3.5, 4.5), "host": (3.5, 4.5)}
 """Pauses of these roles after which the others have gone on without them."""
 SHORT_S = {
@@ -30,6 +32,8 @@ CUT_S = ((0.2, 0.8), (4.0, 5.0))
 
 EVENTS = ("failure", "failure", "regroup", "regroup", "checkpoint", "epoch", "joined", "worker")
 """What a kill may wait for: that others regroup, save, evaluate, let others in, or start."""
+ENDS = ("coordinator", "first starter", "all workers")
+"""Roles without which a run cannot go on, if they are killed."""
 
 Same = Literal["same", "bits", "samples"]
 
@@ -51,6 +55,10 @@ class Case:
     """Whether hosts have networks of their own."""
     replica: int = 1
     """Workers that hold one copy of the model together."""
+    fixed: bool = False
+    """Whether it can only be resumed on as many workers."""
+    recovers: bool = False
+    """Whether it continues by itself if no whole replica is left."""
 
     @property
     def workers(self) -> int:
@@ -65,11 +73,12 @@ class Case:
 
 PLAIN = (("batchnorm", "False"),)
 SERVED = ("worker", "server", "server")
+REPLACED = ("worker", "newcomer", "all workers")
 FAR = ("worker", "worker", "launcher", "starter", "host")
 CASES = (
     Case("allreduce", "auto", (5,)),
     Case("allreduce, replaced", "replace=true", (3,), roles=("worker", "newcomer", "coordinator")),
-    Case("gloo, unequal shares", "backend=gloo,replace=true,proportions=3:2:1", (3,)),
+    Case("gloo, unequal shares", "backend=gloo,replace=true,proportions=3:2:1", (3,), fixed=True),
     Case("two hosts", "replace=true", (2, 2), roles=(*FAR, "coordinator")),
     Case("three hosts", "auto", (2, 1, 1), roles=FAR),
     Case("server", "sync=server,servers=2", (3,), roles=SERVED),
@@ -82,6 +91,9 @@ CASES = (
     Case("exact, two hosts", "exact=true,replace=true", (2, 1), "bits", (*PLAIN, ("drop", "0.2")), FAR),
     Case("tensor x data", "tensor=2", (6,), job=PLAIN, replica=2),
     Case("shard x data", "shard=params,shards=2", (6,), job=PLAIN, replica=2),
+    Case("tensor, recovered", "tensor=2,recover=full,copy_every=4", (4,), job=PLAIN, replica=2, recovers=True),
+    Case("shard, recovered", "shard=params,recover=fewer", (3,), job=PLAIN, replica=3, recovers=True),
+    Case("replaced, recovered", "replace=true,recover=full,copy_every=2", (2,), roles=REPLACED, recovers=True),
     Case("twin", "replace=true", (1, 1, 2), roles=(*FAR, "link", "link"), twin=True),
     Case("twin, server", "sync=server,servers=2", (1, 1, 1), roles=("worker", "server", "host", "link"), twin=True),
 )
@@ -117,32 +129,52 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run, what befalls it, and with how many workers fewer it is gone on with if it is ended."""
+    """A run, and what befalls it."""
 
     seed: int
     case: Case
     faults: tuple[Fault, ...]
+    again: tuple[Fault, ...] = ()
+    """When it is resumed."""
+    hosts: tuple[int, ...] = ()
+    """Workers of each host then."""
 
 
 def draw(seed: int, cases: tuple[Case, ...] = CASES) -> Trial:
     """The run of a seed: cases take turns, so that all of them come up equally often."""
     lot, case = random.Random(seed), cases[seed % len(cases)]
-    steps = sorted(lot.sample(range(FIRST, LAST), lot.randrange(3, 9)))
-    faults = [_drawn(lot, case, step, first=step == steps[0]) for step in steps]
-    if lot.random() < 0.2:  # no worker, or no coordinator, is left
-        whole = lot.choice(("all workers", "coordinator", "first starter"))
-        faults[-1] = Fault(steps[-1], lot.uniform(0.0, 0.03), "kill", (whole,), (lot.random(),))
-    return Trial(seed, case, tuple(faults))
+    faults = _sequence(lot, case, FIRST, lot.randrange(3, 9))
+    if lot.random() < 0.25:  # no worker, or no coordinator, is left
+        step, role = max(faults[-1].step, 15), lot.choice(ENDS)  # once there is a checkpoint
+        faults[-1] = Fault(step, lot.uniform(0.0, 0.03), "kill", (role,), (lot.random(),))
+    again = _sequence(lot, case, GATE - 10, lot.randrange(0, 3))
+    other = case.replica == 1 and len(case.hosts) == 1 and not case.fixed
+    return Trial(seed, case, tuple(faults), tuple(again), (lot.randrange(1, 5),) if other else case.hosts)
+
+
+def _sequence(lot: random.Random, case: Case, first: int, count: int) -> list[Fault]:
+    """Faults from a step on, in their order: some when workers start, some at the end of the run."""
+    steps = sorted(lot.sample(range(first, max(LAST, first + 8)), count))
+    faults = [_drawn(lot, case, step, first=number == 0) for number, step in enumerate(steps)]
+    if lot.random() < 0.15:
+        faults.insert(0, Fault(0, lot.uniform(0.0, 0.4), "kill", ("worker",), (lot.random(),), event="worker"))
+    if lot.random() < 0.3:
+        role = lot.choice(("worker", "coordinator", *(one for one in case.roles if one not in ENDS)))
+        late = Fault(lot.randrange(*LATE), lot.uniform(0.0, 0.4), "kill", (role,), (lot.random(),))
+        faults += [] if role == "link" else [late]
+    return faults
 
 
 def _drawn(lot: random.Random, case: Case, step: int, *, first: bool) -> Fault:
     """`first`: nothing has happened yet that it could follow."""
     role, delay_s, event = lot.choice(case.roles), lot.uniform(0.0, 0.04), ""
-    role = "worker" if first and role == "newcomer" else role
+    role = "worker" if first and role in ("newcomer", "all workers") else role
     if role == "newcomer":  # while it starts, or when it has just come in
         return Fault(
             step, lot.uniform(0.0, 0.3), "kill", (role,), (lot.random(),), event=lot.choice(("worker", "joined"))
         )
+    if role == "all workers":
+        return Fault(step, delay_s, "kill", (role,), (lot.random(),))
     if role == "link":
         return Fault(step, delay_s, "cut", (role,), (lot.random(),), lot.uniform(*lot.choice(CUT_S)))
     if role == "coordinator" or (role != "starter" and lot.random() < 0.35):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ class Hosts:
 
     def __init__(self, case: Case, out: Path, settings: dict[str, str]) -> None:
         """Nothing is started."""
-        self._case, self._out, self._settings = case, out, settings
+        self.case, self._out, self._settings = case, out, settings
         self._twin: Twin | None = None
         self._started: list[subprocess.Popen[bytes]] = []
         self._processes: list[Process] = []
@@ -36,28 +36,28 @@ class Hosts:
     def up(self) -> Iterator[None]:
         """Their networks, if they have such; at the end nothing of them is left."""
         with contextlib.ExitStack() as ends:
-            if self._case.twin:
-                cluster = Cluster.parse(", ".join(f"workers={workers}" for workers in self._case.hosts))
+            if self.case.twin:
+                cluster = Cluster.parse(", ".join(f"workers={workers}" for workers in self.case.hosts))
                 self._twin = Twin.up(cluster, Registry())
                 ends.callback(self._twin.down)
             ends.callback(self.end)
             yield
 
-    def start(self, *, resume: bool = False) -> None:
-        """A launcher on each host."""
+    def start(self, gate: Path, hosts: Sequence[int], *, resume: bool = False) -> None:
+        """A launcher on each host, with so many workers; they wait at the gate until there is such a file."""
         self.end()
         port = PORT if self._twin else free_port()
         words = python_module("cordee", "train")
-        words += ["--out", str(self._out), "--plan", self._case.plan, "--threads", "1"]
-        for name, value in self._settings.items():
+        words += ["--out", str(self._out), "--plan", self.case.plan, "--threads", "1"]
+        for name, value in {**self._settings, "awaits": str(gate)}.items():
             words += ["--set", f"{name}={value}"]
         words += ["--resume"] if resume else []
         self._started, self._processes = [], []
-        for number, workers in enumerate(self._case.hosts):
+        for number, workers in enumerate(hosts):
             own = [*words, "--workers", str(workers)]
-            if len(self._case.hosts) > 1:
+            if len(self.case.hosts) > 1:
                 own += ["--rendezvous", f"{'a' if self._twin else '127.0.0.1'}:{port}"]
-                own += ["--nodes", str(len(self._case.hosts))]
+                own += ["--nodes", str(len(self.case.hosts))]
             if self._twin is not None:
                 own += ["--token-file", str(self._twin.entry.token_file), "--trusted-network"]
             own += [str(job_file("steady"))]
@@ -69,7 +69,7 @@ class Hosts:
             self._started.append(process)
             found = stat_of(process.pid)
             self._processes.append(Process(process.pid, found[2] if found else -1))
-            if number == 0 and len(self._case.hosts) > 1 and self._twin is None:
+            if number == 0 and len(self.case.hosts) > 1 and self._twin is None:
                 deadline = time.monotonic() + DEADLINE_S
                 while not listeners(port) and process.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.01)

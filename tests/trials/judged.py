@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from cordee.core.eventlog import read_events
-from cordee.core.events import JobEvent, StartEvent
+from cordee.core.events import JobEvent
 from cordee.watch.audit.prove import audit
 from harness import Run, distance, train
-from trials.drawn import GATE, Case, Trial
+from trials.drawn import GATE, Case, Fault, Trial
 from trials.hosts import Hosts
 from trials.struck import Striker, Watched
 from warmer import untraced
@@ -59,39 +59,42 @@ class Trials:
     def run(self, trial: Trial) -> Outcome:
         """The whole of it; its folder stays if something is wrong."""
         alone = self._reference(trial.case.same == "bits", trial.case.job)
-        out = self._folder / f"run-{trial.seed}"
-        gate = self._folder / f"struck-{trial.seed}"
-        hosts = Hosts(trial.case, out, {**SETTINGS, **dict(trial.case.job), "awaits": str(gate)})
-        watched, began = Watched(out), time.monotonic()
+        out, began = self._folder / f"run-{trial.seed}", time.monotonic()
+        shutil.rmtree(out, ignore_errors=True)  # of a trial that was broken off
+        for gate in self._folder.glob(f"struck-{trial.seed}-*"):
+            gate.unlink()
+        hosts = Hosts(trial.case, out, {**SETTINGS, **dict(trial.case.job)})
         untraced(out).touch()
-        striker = Striker(trial, watched, hosts)
-        wrong, resumed = [], 0
+        wrong: list[str] = []
+        done: list[tuple[Fault, str]] = []
         with hosts.up():
-            hosts.start()
-            wrong += follow(hosts, watched, striker, gate)
-            gate.touch()
-            while not wrong and hosts.code() != 0:
-                if not striker.ended:
-                    wrong.append(f"the run ended with code {hosts.code()}, though workers were left")
-                elif resumed:
-                    wrong.append(f"it ended with code {hosts.code()} when it was resumed")
-                if wrong:
+            for start, faults in enumerate((trial.faults, trial.again, (), ())):
+                watched = Watched(out)
+                watched.skip()
+                striker = Striker(faults, watched, hosts)
+                gate = self._folder / f"struck-{trial.seed}-{start}"
+                hosts.start(gate, trial.hosts if start else trial.case.hosts, resume=start > 0)
+                wrong += follow(hosts, watched, striker, gate)
+                wrong += still_there(hosts, watched) if not wrong else []
+                done += striker.done
+                if hosts.code() == 0 or wrong:
                     break
-                resumed += 1
-                hosts.start(resume=True)
-                wrong += follow(hosts, watched, None, gate)
-            wrong += still_there(hosts, watched)
-        wrong += differences(Run(out), alone, trial.case, striker.ended) if not wrong else []
+                if not striker.ended:
+                    wrong.append(f"start {start} ended with code {hosts.code()}, though workers were left")
+                    break
+            else:
+                wrong.append("it was resumed again and again")
+        wrong += differences(Run(out), alone, trial.case) if not wrong else []
         if not wrong:
             shutil.rmtree(out)
             for log in self._folder.glob(f"{out.name}-*.log"):
                 log.unlink()
-        struck = tuple(f"{fault}: {whom}" for fault, whom in striker.done)
-        kinds = Counter(fault.kind for fault, _ in striker.done)
-        return Outcome(trial, kinds, struck, resumed, time.monotonic() - began, tuple(wrong))
+        struck = tuple(f"{fault}: {whom}" for fault, whom in done)
+        kinds = Counter(fault.kind for fault, _ in done)
+        return Outcome(trial, kinds, struck, start, time.monotonic() - began, tuple(wrong))
 
 
-def follow(hosts: Hosts, run: Watched, striker: Striker | None, gate: Path) -> list[str]:
+def follow(hosts: Hosts, run: Watched, striker: Striker, gate: Path) -> list[str]:
     """Until the run has ended, strike; what is wrong."""
     deadline = time.monotonic() + RUN_S
     try:
@@ -99,12 +102,11 @@ def follow(hosts: Hosts, run: Watched, striker: Striker | None, gate: Path) -> l
             if time.monotonic() > deadline:
                 return [f"the run hangs: nothing ended within {RUN_S:.0f} s, at step {run.step}"]
             run.look()
-            if striker is not None and striker.look():
+            if striker.look():
                 gate.touch()
             time.sleep(CLOSE_S)
     finally:
-        if striker is not None:
-            striker.relent()
+        striker.relent()
     run.look()
     return []
 
@@ -121,7 +123,7 @@ def still_there(hosts: Hosts, run: Watched) -> list[str]:
     return []
 
 
-def differences(run: Run, alone: Run, case: Case, ended: bool) -> list[str]:
+def differences(run: Run, alone: Run, case: Case) -> list[str]:
     """What is not as in the undisturbed run of one process, or not proven by the record."""
     wrong = []
     record = list(read_events(run.out / "events.jsonl"))
@@ -139,10 +141,10 @@ def differences(run: Run, alone: Run, case: Case, ended: bool) -> list[str]:
     losses = {event["step"]: event["loss"] for event in run.of("step")}
     usual = {event["step"]: event["loss"] for event in alone.of("step")}
     if missing := sorted(usual.keys() - losses.keys()):
-        # The line of a step goes through the coordinator, which may be killed with it: the checkpoint has it anyway.
-        begun = [one.steps for one in record if isinstance(one, JobEvent)]
-        starts = sum(isinstance(one, StartEvent) for one in record)
-        if not ended or starts < 2 or any(step > begun[-1] for step in missing):
+        # The line of a step goes through a worker and the coordinator, and may be lost with them: a start that began
+        # after that step, with the state of it, has it anyway.
+        begun = {one.steps for one in record if isinstance(one, JobEvent)}
+        if not begun.issuperset(step for step in missing if step + 1 not in missing):
             wrong.append(f"steps {missing} are not on record")
     exact = case.same == "bits"
     tolerance = 0.0 if exact else ROUNDING

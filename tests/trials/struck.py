@@ -7,19 +7,23 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cordee.core import events
 from cordee.twin.follow import RunFollower
 from harness import Process, descendants, stat_of
-from trials.drawn import Fault, Trial
+from trials.drawn import ENDS, GATE, Fault
 from trials.hosts import Hosts
 
 SPREAD_S = 0.004
 """Between two of several that are struck at once."""
 EVENT_S = 3.0
 """How long a fault waits for its event."""
+LOST_S = 5.0
+"""After so long a worker whose launcher was killed is gone, or is not going to be."""
+CONTINUES = 15
+"""From this step on there is a checkpoint."""
 SETTLE_S = 1.0
 """How long a run is watched after the last fault, before it may go on to its end."""
 
@@ -59,7 +63,8 @@ class Watched(RunFollower):
         match event:
             case events.StartEvent():
                 self.members = frozenset(range(event.workers))
-                self.settled = frozenset()
+                self.settled = self.members  # all of them begin with the same
+                self.step = 0
                 self.servers.clear()
                 self._formed = 0.0
             case events.WorkerEvent():
@@ -149,39 +154,41 @@ ROLES: Mapping[str, Callable[[Watched, Hosts], Iterable[Victim]]] = {
     "coordinator": _coordinator,
     "all workers": _all,
 }
-ENDS = ("coordinator", "first starter", "all workers")
-"""Roles without which a run cannot go on, if they are killed."""
 
 
 class Striker:
-    """Does the faults of a trial, one after the other, and remembers what was done."""
+    """Does the faults of a start of a run, one after the other, and remembers what was done."""
 
-    def __init__(self, trial: Trial, run: Watched, hosts: Hosts) -> None:
+    def __init__(self, faults: Sequence[Fault], run: Watched, hosts: Hosts) -> None:
         """None of them yet."""
-        self._case, self._run, self._hosts = trial.case, run, hosts
-        self._left = list(trial.faults)
+        self._run, self._hosts = run, hosts
+        self._left = list(faults)
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._before = Counter[str]()
         self._since: float | None = None
         """When the next fault's step was there."""
         self._idle = 0.0
-        self._doomed: set[int] = set()
+        self._doomed: dict[int, float] = {}
+        """Workers that may be lost, until when."""
+        self._spent = -1
+        """After which start the run continues by itself."""
+        self._killed: set[Process] = set()
+        """They may need a moment to be gone."""
         self.done: list[tuple[Fault, str]] = []
         """What was struck."""
         self.ended = False
         """Whether the run was ended, as far as we know."""
 
     def look(self) -> bool:
-        """Strike what is due; whether there is nothing left to do, so that the run may go on to its end."""
+        """Strike what is due; whether there is nothing left to do before the run may go on to its end."""
         now = time.monotonic()
         for due, undo in [one for one in self._undo if one[0] <= now]:
             undo()
             self._undo.remove((due, undo))
-        if not self._left:
-            return not self._undo and now - self._idle > SETTLE_S
+        if not self._left or self._run.step < self._left[0].step or not self._run.members:
+            waits = any(fault.step < GATE for fault in self._left)
+            return not waits and not self._undo and now - self._idle > SETTLE_S
         fault = self._left[0]
-        if self._run.step < fault.step:
-            return False
         self._since = self._since or now
         come = not fault.event or self._run.counts[fault.event] > self._before[fault.event]
         if come or now - self._since > EVENT_S:
@@ -205,9 +212,10 @@ class Striker:
         if victims is None:
             return
         self._before = self._run.counts.copy()
-        self.ended = self.ended or (fault.deed == "kill" and any(role in ENDS for role in fault.roles))
+        self.ended = self.ended or self._ends(fault)
         for victim in victims:
-            self._doomed |= victim.takes
+            until = time.monotonic() + max(fault.lasts_s + SETTLE_S, LOST_S)
+            self._doomed |= dict.fromkeys(victim.takes, until)
             self._do(fault, victim)
             time.sleep(SPREAD_S if len(victims) > 1 else 0.0)
         self.done.append((fault, ", ".join(victim.name for victim in victims)))
@@ -217,19 +225,38 @@ class Striker:
         victims: list[Victim] = []
         for role, pick in zip(fault.roles, fault.picks, strict=True):
             found = [one for one in ROLES[role](self._run, self._hosts) if one.name not in {v.name for v in victims}]
+            found = [one for one in found if not one.processes & self._killed]
             found = [one for one in found if all(process.alive for process in one.processes if one.takes)]
             if not found:
                 return None
             victims.append(found[int(pick * len(found))])
-        ends = any(role in ENDS for role in fault.roles)
-        if not ends and not self._survives(frozenset().union(*(victim.takes for victim in victims))):
-            return None
-        return victims
+        taken = frozenset[int]().union(*(victim.takes for victim in victims))
+        if self._ends(fault) or self._survives(taken) or self._continues(fault, taken):
+            return victims
+        return None
+
+    def _ends(self, fault: Fault) -> bool:
+        """Whether the run cannot go on by itself after it."""
+        recovers = {"all workers"} if self._hosts.case.recovers else set[str]()
+        return fault.deed == "kill" and bool({*fault.roles} & ({*ENDS} - recovers))
+
+    def _continues(self, fault: Fault, taken: frozenset[int]) -> bool:
+        """Whether it continues by itself after it: once in a start, when there is something to continue from."""
+        starts, case = self._run.counts["start"], self._hosts.case
+        left = {one for one in self._run.workers.keys() - taken if self._run.pids[one].alive}
+        if not case.recovers or self._spent == starts or min(self._run.step, fault.step) < CONTINUES:
+            return False
+        if "recover=fewer" in case.plan and not left:
+            return False
+        self._spent = starts
+        return True
 
     def _survives(self, taken: frozenset[int]) -> bool:
         """Whether a whole replica with the state is left without these workers."""
-        left = {one for one in self._run.settled - taken - self._doomed if self._run.pids[one].alive}
-        size = self._case.replica
+        doomed = {one for one, until in self._doomed.items() if time.monotonic() < until}
+        left = self._run.settled - taken - doomed
+        left = {one for one in left if one in self._run.pids and self._run.pids[one].alive}
+        size = self._hosts.case.replica
         return any(left.issuperset(range(first, first + size)) for first in range(0, max(left, default=0) + 1, size))
 
     def _do(self, fault: Fault, victim: Victim) -> None:
@@ -243,6 +270,7 @@ class Striker:
                 self._undo.append((until, lambda: send(victim.processes, signal.SIGCONT)))
             case "kill":
                 send(victim.processes, signal.SIGKILL)
+                self._killed |= victim.processes
 
 
 def send(processes: Iterable[Process], number: signal.Signals) -> None:

@@ -197,6 +197,19 @@ def test_a_resumed_run_is_proven_by_its_last_start() -> None:
     assert [one.text for one in again.findings] == ["step 4 is not on record"]
 
 
+def test_a_launcher_that_was_killed_at_the_very_end_is_no_finding() -> None:
+    """Worker 2 had left its last position already; the last steps and the position of worker 0 were not written."""
+    whole = sound()
+    lost = {places(whole, "step", step=STEPS)[0], places(whole, "position", worker=0, why="end")[0], len(whole) - 1}
+    first = [one for at, one in enumerate(whole) if at not in lost]
+    about = {"order": ORDER.describe(), "steps_per_epoch": ORDER.steps}
+    again = [position(31, worker, "end", STEPS, members=[0, 2], owners=[0, 2]) for worker in (0, 2)]
+    second = [*start(30, 2, resume=True, steps=STEPS, **about), *again, end(41)]
+    found = audited([*first, *second])
+    assert (found.findings, found.missing) == ((), ()) and found.proven
+    assert audited([*first, end(29), *second]).findings
+
+
 def window(items: list[tuple[int, int, int]], first: int = 1) -> Event:
     return event("window", 3, first=first, last=first + 1, workers=[0, 1], items=items, behind=False)
 
@@ -214,6 +227,45 @@ def test_each_part_of_a_window_counts_once(items: list[tuple[int, int, int]], te
     found = audited([*start(0, 2), window(items)])
     assert [one.text for one in found.findings if text in one.text] == [one.text for one in found.findings]
     assert bool(found.findings) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("kept", "text"),
+    [
+        ((0, 1, 2, 3), ""),
+        ((1, 2, 3), "the window of step 1 is not on record"),
+        ((0, 2, 3), "the window of step 3 is not on record"),
+        ((0, 1, 2), "the window of step 7 is not on record"),
+        ((0, 1, 1, 2, 3), "step 3 is in two windows"),
+    ],
+)
+def test_each_window_is_on_record_once(kept: Sequence[int], text: str) -> None:
+    parts = [(worker, number, worker) for number in range(1, STEPS + 1) for worker in range(2)]
+    windows = [window(parts[4 * at : 4 * at + 4], 2 * at + 1) for at in range(4)]
+    record = [
+        *start(0, 2, order=ORDER.describe(), steps_per_epoch=ORDER.steps),
+        *(windows[at] for at in kept),
+        *map(step, range(1, STEPS + 1)),
+        *(position(20, worker, "end", STEPS, members=[0, 1], owners=[0, 1]) for worker in range(2)),
+        end(21),
+    ]
+    assert [one.text for one in audited(record).findings] == ([text] if text else [])
+
+
+def test_a_replica_alone_has_no_windows() -> None:
+    """The other one was lost after two steps."""
+    record = [
+        *start(0, 2, order=ORDER.describe(), steps_per_epoch=ORDER.steps),
+        *(position(1.5, worker, "start", 0, members=[0, 1], owners=[0, 1]) for worker in range(2)),
+        window([(0, 1, 0), (1, 1, 1), (0, 2, 0), (1, 2, 1)]),
+        *map(step, range(1, STEPS + 1)),
+        event("failure", 5.6, worker=1, host="here", reason="killed", left=1),
+        event("regroup", 5.7, generation=2, workers=[0], ms=1.0),
+        position(5.8, 0, "regroup", 2, 2, members=[0], owners=[0]),
+        position(20, 0, "end", STEPS, 2, members=[0], owners=[0]),
+        end(21),
+    ]
+    assert audited(record).findings == ()
 
 
 def test_a_part_is_computed_again_only_if_its_worker_was_lost() -> None:
@@ -246,3 +298,28 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     old = changed(sound(), places(sound(), "job")[0], order={})
     assert main._run(["audit", str(write(tmp_path / "old", old))]) == AuditError.code
     assert "the record is of a former version" in capsys.readouterr().err
+
+
+def pushes(version: int, *pushed: tuple[int, int, int]) -> Event:
+    return event("pushes", 3, worker=0, version=version, pushes=[(*one, 0) for one in pushed])
+
+
+def test_steps_that_one_worker_computes_alone_are_updates_too() -> None:
+    """They leave no window. Pushes after the last window on record belong to one whose launcher was killed."""
+    first = pushes(4, (1, 0, 1), (1, 1, 2), (2, 0, 3), (2, 1, 4))
+    last = pushes(10, (5, 0, 7), (5, 1, 8), (6, 0, 9), (6, 1, 10))
+    windows = [window([(one, step, one) for step in (at, at + 1) for one in (0, 1)], at) for at in (1, 5)]
+    cut_off = pushes(11, (7, 0, 11))
+    assert audited([*start(0, 2), first, windows[0], last, windows[1], cut_off]).findings == ()
+    (finding,) = audited([*start(0, 2), first, windows[0], pushes(11, (6, 1, 11)), windows[1]]).findings
+    assert finding.text == "parameter servers made 11 updates for 10 parts of steps"
+
+
+def test_a_launcher_that_is_killed_at_the_end_may_have_written_down_a_part_of_it() -> None:
+    """The last step, and the end of one worker, were lost with it: the checkpoint has them."""
+    *record, end_of_0, _, _ = sound()
+    assert end_of_0["why"] == "end"
+    killed = [one for one in record if one.get("step") != STEPS or one["event"] != "step"] + [end_of_0]
+    found = audited(killed)
+    assert found.findings == () and "its end" in found.missing[0]
+    assert [one.step for one in audited([*killed, end(21)]).findings][-1] == STEPS

@@ -241,7 +241,7 @@ def test_plans(tmp_path: Path, counts: dict[str, int]) -> None:
     ]
     texts += ["a: !!python/object:os.system x", "share: !!binary x", "accumulate: 2026-01-01", "accumulate: .nan"]
     texts += ["bucket_mb: " + "9" * 400, "accumulate: " + "9" * 5000, "- 1", ""]
-    texts += [yaml.safe_dump(mutated(Plan().to_dict(), draw)) for _ in range(100)]
+    texts += [yaml.safe_dump(mutated(Plan().to_dict(), draw)) for _ in range(150)]
     for text in texts:
         file.write_text(text)
         only_ours(lambda: Plan.parse(str(file)), text, counts)

@@ -111,6 +111,10 @@ def test_row_groups_in_parts_from_anywhere(tmp_path: Path) -> None:
                 for one, other in zip(again, chunks[at + 1 :], strict=True)
             )
     assert len(list(ParquetReader(chunk=1 << 30).chunks(place, schema))) == 4
+    for start in (1, 2999, 3001, rows - 1, rows):  # where chunks of another size ended
+        chunks = list(ParquetReader(chunk=30_000).chunks(place, schema, start))
+        assert [i for one in chunks for i in one.columns["i"].tolist()] == list(range(start, rows))
+        assert [t for one in chunks for t in lists(one.columns["v"].tolist())] == table["v"][start:]
 
 
 def test_only_wanted_columns_are_read(tmp_path: Path) -> None:

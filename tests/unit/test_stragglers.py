@@ -64,7 +64,9 @@ def test_a_larger_share_is_no_fault() -> None:
     slow = worst(one(50.0, 100.0), one(150.0, samples=15.0))
     assert slow is not None
     assert (slow.worker, slow.cause, slow.usual_ms) == (1, "compute", 75.0)
-    assert worst(one(50.0, 100.0, samples=0.0), one(150.0)) is not None, "no share says nothing about shares"
+    assert worst(one(5.0, 145.0, samples=0.0), one(150.0)) is None, "with proportions=0:1 it has all of each batch"
+    slow = worst(one(5.0, 145.0, samples=0.0), one(50.0, 100.0), one(150.0))
+    assert slow is not None and (slow.worker, slow.usual_ms) == (2, 50.0), "it is compared with what has samples, too"
 
 
 def test_the_workers_of_a_slow_host_are_compared_with_those_of_other_hosts() -> None:

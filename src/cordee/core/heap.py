@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
 
 WARM_STEPS = 2
 """After so many steps all that stays is there."""
@@ -16,6 +17,7 @@ _LARGEST, _APART = 32 * 2**20, 2**20
 """The largest block that glibc keeps; and the smallest that lies apart until then."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Their numbers in malloc.h."""
+_ADDRESS = ctypes.c_void_p
 _asked = False
 
 
@@ -36,6 +38,17 @@ def warm(steps: int) -> None:
 def keep() -> bool:
     """Keep memory from now on; False where that cannot be set."""
     return _set(_MMAP_THRESHOLD, _LARGEST) and _set(_TRIM_THRESHOLD, 2**31 - 1)  # the largest it takes
+
+
+@cache
+def stretch() -> None:
+    """Let glibc keep what is freed, until so much lies idle: it does so once a block of that size was freed.
+
+    That is less than `keep`: no setting of the user's process changes. The block itself is never touched.
+    """
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes, library.free.argtypes = _ADDRESS, [ctypes.c_size_t], [_ADDRESS]
+    library.free(library.malloc(_LARGEST - _APART))
 
 
 def _set(name: int, value: int) -> bool:

@@ -110,7 +110,7 @@ class SharesEvent(Event):
     after: list[Count]
     """samples of each from then on"""
     measured_ms: list[Number]
-    """how long each took for those before: the median of three steps, from the step before until all was computed"""
+    """how long each took for those before: the median of some steps, from the step before until all was computed"""
     reason: str
     """why it was decided: the start, other members, a changed speed, or a change of shares just before"""
 

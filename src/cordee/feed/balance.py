@@ -13,7 +13,7 @@ LEAST_GAIN = 0.03
 def balance(sizes: Sequence[int], seconds: Sequence[float], batch: int, owners: Sequence[int]) -> Share | None:
     """The share rule with which all take equally long, if these sizes of shares took so many seconds.
 
-    A share's time is taken to grow with its samples. Each gets at least one sample of a whole batch, also one that had
+    A share's time is taken to grow with its samples. Each gets at least one sample of the batch, also one that had
     none, of which nothing is known before it has; `owners` are the numbers that the proportions belong to. None: what
     there is to gain is not worth a change, or is not known.
     """
@@ -30,6 +30,11 @@ def balance(sizes: Sequence[int], seconds: Sequence[float], batch: int, owners: 
     if forecast > (1.0 - LEAST_GAIN) * now:
         return None
     return _share(fresh, owners)
+
+
+def sizes_of(share: Share, batches: Sequence[int], owners: Sequence[int]) -> list[int]:
+    """For each owner, its samples of batches of these sizes together."""
+    return [sum(len(share.positions(size, owners, at)) for size in batches) for at in range(len(owners))]
 
 
 def _share(sizes: Sequence[int], owners: Sequence[int]) -> Share:

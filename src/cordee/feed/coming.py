@@ -132,6 +132,12 @@ def micros_of(order: Order, accumulate: int, step: int) -> int:
     return 1 if accumulate == 1 else max(1, min(accumulate, order.size(step)))
 
 
+def micro_sizes(order: Order, accumulate: int, step: int) -> list[int]:
+    """How many samples each micro-batch of a step has; the first has the fewest."""
+    size, micros = order.size(step), micros_of(order, accumulate, step)
+    return [size * (micro + 1) // micros - size * micro // micros for micro in range(micros)]
+
+
 def pieces_of(share: Share, count: int, owners: Sequence[int], index: int, key: tuple[int, int]) -> list[int]:
     """Of a step that is computed in so many whole pieces, those of the owner at `index`; `key`: epoch and step."""
     return [int(piece) for piece in share.positions(count, owners, index, (*key, 0))]

@@ -41,9 +41,14 @@ def use_threads(count: int) -> None:
     _mine.threads = count
 
 
+def threads_here() -> int:
+    """How many threads the calling one may use."""
+    return min(_mine.threads, len(usable_cores()))
+
+
 def in_threads(work: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
     """What `work` makes of each part, in their order; an error comes where its part stands."""
-    threads = min(_mine.threads, len(usable_cores()))
+    threads = threads_here()
     if threads < 2:
         yield from map(work, parts)
         return

@@ -67,10 +67,10 @@ class Lines:
         self._comms = tuple({id(one): one for one in each}.values())
         self._registered = Registered(membership, interface)
 
-    def form(self, name: str) -> None:
+    def form(self, name: str, *, anew: bool) -> None:
         """Connect the members of this generation, each along its lines of the mesh; `RuntimeError` if one is lost.
 
-        `name` is what this worker is called.
+        `name` is what this worker is called. `anew`: nothing rests on the mesh of a former generation.
         """
         who = self._membership
         self._hosts = {who.worker: ""}
@@ -80,11 +80,11 @@ class Lines:
             lookout = Lookout(other_hosts(places, self._interface), self._report)
             for comm in self._comms:
                 comm.look = lookout.look
-        if self.per_replica > 1 and who.generation > 1:
-            self._keep_whole_replicas()
-        else:
+        if anew or self.per_replica == 1:
             self.mesh = lay_out(who.members, self._hosts, **self.shape._asdict())
-        assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
+        else:
+            self.mesh = self.mesh.among(who.members)
+        self._await_whole_replicas()
         self.world.among(who.members, self._hosts)
         self.inside.among(self.mesh.inside(who.worker), self._hosts)
         self.sums.among(self.mesh.along("replica", who.worker), self._hosts)
@@ -106,9 +106,8 @@ class Lines:
         if who.broken:  # lost before all of these could be cut
             self.cut()
 
-    def _keep_whole_replicas(self) -> None:
-        """Go on with those of which no worker was lost; `RuntimeError` until the workers of others have left."""
-        self.mesh = self.mesh.among(self._membership.members)
+    def _await_whole_replicas(self) -> None:
+        """Leave the run if this worker belongs to no whole replica; `RuntimeError` until all such have left."""
         self.leave_if_broken()
         if self.mesh.spares:
             raise RuntimeError(f"workers {self.mesh.spares} are about to leave")
@@ -116,10 +115,12 @@ class Lines:
     def leave_if_broken(self) -> None:
         """Leave the run for good if a worker of this replica was lost; `WorkersLost` if no replica is whole."""
         who = self._membership
+        if self.per_replica == 1:
+            return
         left = self.mesh.among(set(who.members) - who.channel.lost)
         if not left.replicas:
             raise WorkersLost(PART_LOST)
-        if who.worker in left.spares and isinstance(who.channel, Channel):
+        if who.worker in {*left.spares, *self.mesh.spares} and isinstance(who.channel, Channel):
             who.channel.give_way(LEAVES)
 
     @property
@@ -130,9 +131,14 @@ class Lines:
     def device_mesh(self) -> DeviceMesh:
         """The mesh as torch has it, over groups that a lost member releases; all members call this.
 
-        After a regrouping, groups within a replica live on, and those between replicas are of no use.
+        After a regrouping, groups within a replica live on, and those between replicas are of no use. `RuntimeError` if
+        a member is lost meanwhile: see `open_device_mesh`.
         """
         return self._registered.open(self.mesh, self._device)
+
+    def close_device_mesh(self) -> None:
+        """Forget what torch knows of it."""
+        self._registered.close()
 
     def pace(self, rate: float) -> None:
         """Send sums no faster than the slowest link between hosts, of so many bytes per second."""

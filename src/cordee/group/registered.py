@@ -71,7 +71,9 @@ class Registered:
         workers = frozenset(who.members[rank] for rank in options.global_ranks_in_group)
         self._groups.append((group, workers))  # known before it is formed, so that it can be cut meanwhile
         # A store of its own: torch wraps the one that it was given, and gloo asks the wrapper for more than ours has.
-        store = who.store(f"torch {options.group_id} {options.global_ranks_in_group}")
+        # Not by torch's number of the group: a worker that failed to make one before has counted further than others.
+        alike = sum(there == workers for _, there in self._groups)
+        store = who.store(f"torch {alike} {options.global_ranks_in_group}")
         timeouts_s = who.deadline_s, who.deadline_s
         group.form(store, options.group_rank, options.group_size, timeouts_s, lambda: who.broken)
         return group.group
@@ -83,10 +85,11 @@ class Registered:
                 group.cut()
 
     def close(self) -> None:
-        """This generation is over: let torch forget its groups."""
-        if self._mesh is not None:
+        """This generation is over: let torch forget its groups, also if not all of them were made."""
+        if self._groups:
             self.cut()
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
         self._mesh = None
         self._groups.clear()
         _makers.clear()

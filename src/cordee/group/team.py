@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from cordee.group.membership import Membership
 from cordee.group.messages import Go
 from cordee.group.meter import Meter
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Team:
@@ -213,7 +217,7 @@ class Team:
             if admits and go.admits:
                 self.came, admits = go.newcomers, False
             try:
-                self.lines.form(self.channel.name)
+                self.lines.form(self.channel.name, anew=go.target == 0)
                 handed_over = self._hand_over(go, awaited)
                 if not admits:  # otherwise a member was behind, and comes to this point now
                     return handed_over
@@ -231,3 +235,18 @@ class Team:
             if not self.world.broadcast(tensor, go.members.index(go.giver)).wait():
                 raise RuntimeError("a member was lost during the hand-over")
         return behind
+
+
+def open_device_mesh(team: Team) -> DeviceMesh:
+    """The mesh of a team as torch has it, as one agreement: if a member is lost, the others open theirs anew."""
+    while True:
+        mesh, opened = None, torch.zeros(1)
+        try:
+            mesh = team.lines.device_mesh()
+        except RuntimeError as error:
+            team.membership.collective_failed(error, 0.0)
+        handles = [] if mesh is None else [team.world.sum(opened)]
+        if team.settle(handles, [opened], void=mesh is None):
+            assert mesh is not None
+            return mesh
+        team.lines.close_device_mesh()

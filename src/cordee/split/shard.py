@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from cordee.core.errors import ModelError
-from cordee.group.team import Team
+from cordee.group.team import Team, open_device_mesh
 from cordee.split.exchange import Gather, ScatterSum
 from cordee.split.units import is_list
 
@@ -66,7 +66,7 @@ class Sharding:
         for parameter in model.parameters():
             if not (parameter in aside or hasattr(parameter, "placements")):
                 parameter.data = parameter.data.contiguous()
-        settings: dict[str, Any] = {"mesh": self._team.lines.device_mesh()["shard"], "ignored_params": aside}
+        settings: dict[str, Any] = {"mesh": open_device_mesh(self._team)["shard"], "ignored_params": aside}
         for name in units:
             fully_shard(model.get_submodule(name), reshard_after_forward=self.word == "params", **settings)
         root: Any = fully_shard(model, reshard_after_forward=False, **settings)

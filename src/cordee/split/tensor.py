@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cordee.core.errors import ModelError, WorkersLost
 from cordee.group.sliced import is_sliced
-from cordee.group.team import Team
+from cordee.group.team import Team, open_device_mesh
 from cordee.split.attention import cut_attention
 from cordee.split.cut import Cut
 from cordee.split.layers import Meeting, cut_linear
@@ -52,7 +52,7 @@ class TensorSlices(Split):
         plan, styles = (plan, {}) if isinstance(plan, Cut) else check(model, plan, slices)
         check_found(plan, model)
         torch.backends.mha.set_fastpath_enabled(False)  # it reads weights past the layers that hold them
-        mesh, layers = self._team.lines.device_mesh()["slice"], dict(model.named_modules())
+        mesh, layers = open_device_mesh(self._team)["slice"], dict(model.named_modules())
         meetings: dict[int, Meeting] = {}
         for one in plan.layers:
             layer, meeting = layers[one.layer], meetings.setdefault(one.group, Meeting(self._team))

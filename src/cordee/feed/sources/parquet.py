@@ -16,9 +16,10 @@ from cordee.feed.places import Place
 from cordee.feed.sources.arrow import kind_of, no_rows, pyarrow, sorted_out
 from cordee.feed.sources.seam import END, Chunk, Fault, Unreadable, check_on_error
 from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
+from cordee.feed.threads import threads_here
 
-CHUNK = 4 << 20
-"""Bytes of a row group, before decoding, that are decoded at a time."""
+CHUNK = 8 << 20
+"""Bytes of a row group, before decoding, that are decoded at a time: fewer cost calls, more of them memory."""
 
 
 class _Footer(NamedTuple):
@@ -91,8 +92,9 @@ class ParquetReader:
                 rows = file.metadata.row_group(number).num_rows
                 if begin + rows > start:
                     for at, table in self._parts(file, number, begin, schema, place):
-                        if at >= start and table.num_rows:
-                            yield self._chunk(table, schema, at, place)
+                        skipped = min(max(0, start - at), table.num_rows)
+                        if table.num_rows > skipped:
+                            yield self._chunk(table.slice(skipped), schema, at + skipped, place)
                 begin += rows
 
     def _parts(self, file: Any, number: int, begin: int, schema: Schema, place: Place) -> Iterator[tuple[int, Any]]:
@@ -101,7 +103,8 @@ class ParquetReader:
         parts = [group.column(at) for at in range(group.num_columns)]
         size = sum(one.total_uncompressed_size for one in parts if one.path_in_schema.split(".")[0] in schema)
         step = max(1, group.num_rows * self.chunk // max(1, size))
-        batches = file.iter_batches(step, row_groups=[number], columns=list(schema))
+        threaded = threads_here() > 1  # of Arrow: beside several threads of ours they would wait for a core
+        batches = file.iter_batches(step, row_groups=[number], columns=list(schema), use_threads=threaded)
         with _naming(place, begin + 1):
             for batch in batches:
                 yield begin, batch

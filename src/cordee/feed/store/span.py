@@ -13,15 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cordee.core import heap
 from cordee.core.damage import write_whole
-from cordee.feed.columns import Columns, Schema, rows_of, taken
+from cordee.feed.columns import Schema, taken
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Fault
 from cordee.feed.steps.seam import Rows
 from cordee.feed.store.layout import BUILDING, MOST_FAULTS, SETS, Shard, Skipped
 from cordee.feed.store.recipe import RowMaker, Taken
 from cordee.feed.store.statistics import Summary, merged, summary_of
-from cordee.feed.store.write import nbytes_of, storage_errors, write_shard
+from cordee.feed.store.write import ShardWriter, nbytes_of, storage_errors
 from cordee.feed.taskwire import report
 from cordee.feed.threads import in_threads
 
@@ -105,12 +106,12 @@ class SpanBuilder:
 
     def __call__(self, span: Span) -> int:
         """Write what is missing of a span; how many cuts it has."""
+        heap.stretch()  # arrays of one chunk after the other take the same pages
         cuts = cuts_of(self.out, span.number)
         if cuts and cuts[-1].done:
             return len(cuts)
         at = cuts[-1] if cuts else Cut({}, 0, 0, 0, {name: Summary() for name in self.schema})
-        count = len(cuts)
-        pending = _Pending(at.statistics)
+        shards = _Shards(self.out, span.number, len(cuts), self.schema, at.statistics)
         skipped, row, start = at.skipped, at.row, at.start
         for index in range(at.place, len(span.places)):
             place = span.places[index]
@@ -119,56 +120,55 @@ class SpanBuilder:
                 if chunk.faults:
                     skipped = skipped.plus(_skipped(chunk.faults))
                 if len(rows):
-                    pending.add(rows, found)
+                    shards.add(rows, found)
                 report(Done(chunk.rows, nbytes_of(rows.columns)))
-                if pending.nbytes >= self.shard_bytes:
-                    cut = Cut({}, index, start, row, pending.statistics, skipped)
-                    self._write(span.number, count, pending, cut)
-                    count += 1
+                if shards.nbytes >= self.shard_bytes:
+                    shards.finish(Cut({}, index, start, row, shards.statistics, skipped))
             report(Done(read=place.size))
             row = start = 0
-        cut = Cut({}, len(span.places), 0, 0, pending.statistics, skipped, done=True)
-        self._write(span.number, count, pending, cut)
-        return count + 1
+        shards.finish(Cut({}, len(span.places), 0, 0, shards.statistics, skipped, done=True))
+        return shards.count
 
     def _summed(self, taken: Taken) -> tuple[Taken, dict[str, Summary]]:
         rows = taken.rows
         return taken, {name: summary_of(rows.columns[name], rows.origins) for name in self.schema} if len(rows) else {}
 
-    def _write(self, number: int, count: int, pending: _Pending, cut: Cut) -> None:
-        """Shards first, then the record that counts them: without it they are written again."""
-        for name, parts in pending.take().items():
-            if rows := sum(map(rows_of, parts)):
-                folder = f"{name}-{number:06}-{count:03}"
-                cut.shards[name] = write_shard(self.out, folder, self.schema, parts, rows)
-        path = _record(self.out, number, count)
-        with storage_errors(path, 4096):
-            write_whole(path, msgspec.json.encode(cut).decode())
 
+class _Shards:
+    """The shards that a span's rows come into, one of each set, and what was found in all rows so far."""
 
-class _Pending:
-    """Rows that wait to be written, by set."""
-
-    def __init__(self, statistics: dict[str, Summary]) -> None:
-        self.statistics = statistics
-        self.nbytes = 0
-        self._parts: dict[str, list[Columns]] = {name: [] for name in SETS}
+    def __init__(self, out: Path, number: int, count: int, schema: Schema, statistics: dict[str, Summary]) -> None:
+        self.count, self.nbytes, self.statistics = count, 0, statistics
+        """Cuts so far, and bytes since the last one."""
+        self._out, self._number, self._schema = out, number, schema
+        self._writers: dict[str, ShardWriter] = {}
 
     def add(self, rows: Rows, statistics: dict[str, Summary]) -> None:
         for name, found in statistics.items():
             self.statistics[name] = merged(self.statistics[name], found)
         self.nbytes += nbytes_of(rows.columns)
-        counts = np.bincount(rows.sets, minlength=len(SETS))
+        counts = np.bincount(rows.sets, minlength=len(SETS)).tolist()
         for number, name in enumerate(SETS):
             if counts[number] == len(rows):
-                self._parts[name].append(rows.columns)
+                self._writer(name).add(rows.columns, len(rows))
             elif counts[number]:
                 ids = np.flatnonzero(rows.sets == number)
-                self._parts[name].append({each: taken(column, ids) for each, column in rows.columns.items()})
+                columns = {each: taken(column, ids) for each, column in rows.columns.items()}
+                self._writer(name).add(columns, counts[number])
 
-    def take(self) -> dict[str, list[Columns]]:
-        parts, self._parts, self.nbytes = self._parts, {name: [] for name in SETS}, 0
-        return parts
+    def finish(self, cut: Cut) -> None:
+        """Shards first, then the record that counts them: without it they are written again."""
+        cut.shards.update((name, self._writers[name].finish()) for name in SETS if name in self._writers)
+        path = _record(self._out, self._number, self.count)
+        with storage_errors(path, 4096):
+            write_whole(path, msgspec.json.encode(cut).decode())
+        self._writers, self.count, self.nbytes = {}, self.count + 1, 0
+
+    def _writer(self, name: str) -> ShardWriter:
+        if name not in self._writers:
+            folder = f"{name}-{self._number:06}-{self.count:03}"
+            self._writers[name] = ShardWriter(self._out, folder, self._schema)
+        return self._writers[name]
 
 
 def _skipped(faults: Sequence[Fault]) -> Skipped:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -94,14 +95,15 @@ def summary_of(column: Column, origins: NDArray[np.uint64]) -> Summary:
 def merged(one: Summary, other: Summary) -> Summary:
     """Of the rows of both."""
     seen = one.seen + other.seen
-    lists = [side.texts for side in (one, other)]
-    texts = None if None in lists else tuple(dict.fromkeys([*(lists[0] or ()), *(lists[1] or ())]))
+    texts = one.texts
+    if texts != other.texts:
+        texts = None if texts is None or other.texts is None else tuple(dict.fromkeys([*texts, *other.texts]))
     both = Summary(one.count + other.count, one.missing + other.missing, one.infinite + other.infinite)
     both.seen, both.examined = seen, one.examined + other.examined
     both.texts = None if texts is None or len(texts) > MOST_DISTINCT else texts
-    both.longest = max((side.longest for side in (one, other) if side.longest is not None), default=None)
-    both.least = min((side.least for side in (one, other) if side.least is not None), default=None)
-    both.most = max((side.most for side in (one, other) if side.most is not None), default=None)
+    both.longest = _of_both(max, one.longest, other.longest)
+    both.least = _of_both(min, one.least, other.least)
+    both.most = _of_both(max, one.most, other.most)
     if seen:
         apart = other.mean - one.mean
         both.mean = one.mean + apart * (other.seen / seen)
@@ -109,11 +111,13 @@ def merged(one: Summary, other: Summary) -> Summary:
     return both
 
 
+def _of_both(choose: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else choose(one, other)
+
+
 def _of_numbers(column: NDArray[Any]) -> Summary:
-    whole = Summary()
-    for piece in _pieces(column, _PIECE):
-        whole = merged(whole, _of_piece(piece))
-    return whole
+    found = map(_of_piece, _pieces(column, _PIECE))
+    return reduce(merged, found, next(found, Summary()))
 
 
 def _bounds_of(column: NDArray[Any]) -> Summary:

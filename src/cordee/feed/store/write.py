@@ -1,4 +1,4 @@
-"""Writes shards: one file per column, checksums while they are written, and a name that says that it is whole."""
+"""Writes shards while their rows come: a file per column, checksums, and a name that says that it is whole."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import DataError, StorageError
 from cordee.feed.columns import TEXT, Column, Columns, Kind, Ragged, Schema
+from cordee.feed.store.checksum import joined_crc
 from cordee.feed.store.layout import HEAD, ColumnFile, Shard, file_names
-from cordee.feed.threads import in_threads
 
 _PIECE = 1 << 20
 """Bytes that are summed and then written while they are in a core's cache."""
+_ENOUGH = 1 << 16
+"""Bytes for each file of a shard that are worth to open all of them."""
 _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 """What torch computes with in place of types that it barely knows."""
 _PART = ".part"
@@ -44,41 +46,82 @@ def stored_kind(name: str, kind: Kind) -> Kind:
     return Kind(dtype.name, tuple(kind.shape), kind.ragged)
 
 
-def write_shard(out: Path, folder: str, schema: Schema, parts: Sequence[Columns], rows: int) -> Shard:
-    """Write the rows of several parts, one after the other, as one shard; it has its name when it is whole."""
-    part, needed = out / (folder + _PART), sum(nbytes_of(columns) for columns in parts)
-    with storage_errors(out / folder, needed):
-        for left in (part, out / folder):  # of a build that was killed
-            if left.exists():
-                shutil.rmtree(left)
-        part.mkdir()
+class ShardWriter:
+    """A shard whose rows come in parts: they are written while they are in a core's cache, and before memory fills."""
 
-        def written(column: tuple[str, Kind]) -> list[ColumnFile]:
-            name, kind = column
-            arrays = _arrays([_as_stored(name, one[name], kind) for one in parts], kind)
-            return [write_array(part / file, one) for file, one in zip(file_names(name, kind), arrays, strict=True)]
+    def __init__(self, out: Path, folder: str, schema: Schema) -> None:
+        """Begin; what a build that was killed has left under this name goes."""
+        self.rows = 0
+        self._out, self._folder, self._schema = out, folder, schema
+        self._part = out / (folder + _PART)
+        self._waiting: list[Columns] = []
+        self._nbytes = 0
+        with storage_errors(out / folder, 0):
+            for left in (self._part, out / folder):
+                if left.exists():
+                    shutil.rmtree(left)
+            self._part.mkdir()
+        self._files = {
+            name: [_ArrayFile(self._part / file) for file in file_names(name, kind)] for name, kind in schema.items()
+        }
 
-        files = tuple(file for column in in_threads(written, schema.items()) for file in column)
-        part.rename(out / folder)
-    return Shard(folder, rows, files)
+    def add(self, columns: Columns, rows: int) -> None:
+        """These rows come next. They are written at once, unless that would be a few bytes for each of many files."""
+        self.rows += rows
+        self._waiting.append(columns)
+        self._nbytes += nbytes_of(columns)
+        if self._nbytes >= _ENOUGH * sum(map(len, self._files.values())):
+            self._write(last=False)
+
+    def finish(self) -> Shard:
+        """No more rows come; it has its name when this returns."""
+        self._write(last=True)
+        with storage_errors(self._out / self._folder, 0):
+            self._part.rename(self._out / self._folder)
+        files = tuple(one.whole() for files in self._files.values() for one in files)
+        return Shard(self._folder, self.rows, files)
+
+    def _write(self, *, last: bool) -> None:
+        with storage_errors(self._out / self._folder, self._nbytes):
+            for name, kind in self._schema.items():
+                files = self._files[name]
+                columns = [_as_stored(name, one[name], kind) for one in self._waiting]
+                arrays = _arrays(columns, kind, [one.rows for one in files])
+                for file, parts in zip(files, arrays, strict=True):
+                    file.append(parts, last=last)
+        self._waiting, self._nbytes = [], 0
 
 
-def write_array(path: Path, parts: Sequence[NDArray[Any]]) -> ColumnFile:
-    """Write arrays of one type, one after the other, as one npy file."""
-    rows = sum(map(len, parts))
-    head = npy_head(parts[0].dtype, (rows, *parts[0].shape[1:]))
-    with path.open("wb", buffering=0) as file:
-        _write(file.fileno(), memoryview(head))
-        crc, size = zlib.crc32(head), len(head)
-        for array in parts:
-            flat = np.ascontiguousarray(array).reshape(-1)
-            raw = memoryview(flat.view(np.uint8).data if array.nbytes else b"")
-            for at in range(0, len(raw), _PIECE):
-                piece = raw[at : at + _PIECE]
-                crc = zlib.crc32(piece, crc)
-                _write(file.fileno(), piece)
-            size += len(raw)
-    return ColumnFile(path.name, size, crc)
+class _ArrayFile:
+    """An npy file whose numbers come in parts. Its head says how many there are, so it is written last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = self.nbytes = self.crc = 0
+        """Of what stands behind the head."""
+        self.dtype, self.shape = np.dtype(np.uint8), (0,)
+        self.head = b""
+
+    def append(self, parts: Sequence[NDArray[Any]], *, last: bool) -> None:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            for array in parts:
+                self.rows, self.dtype, self.shape = self.rows + len(array), array.dtype, array.shape
+                raw = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.nbytes else b"")
+                for at in range(0, len(raw), _PIECE):
+                    piece = raw[at : at + _PIECE]
+                    self.crc = zlib.crc32(piece, self.crc)
+                    _write_at(descriptor, piece, HEAD + self.nbytes)
+                    self.nbytes += len(piece)
+            if last:
+                self.head = npy_head(self.dtype, (self.rows, *self.shape[1:]))
+                _write_at(descriptor, memoryview(self.head), 0)
+        finally:
+            os.close(descriptor)
+
+    def whole(self) -> ColumnFile:
+        crc = joined_crc(zlib.crc32(self.head), self.crc, self.nbytes)
+        return ColumnFile(self.path.name, HEAD + self.nbytes, crc)
 
 
 def npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -127,12 +170,12 @@ def _as_stored(name: str, column: Column, kind: Kind) -> Column:
     return Ragged(column.offsets, wider, text=column.text) if isinstance(column, Ragged) else wider
 
 
-def _arrays(columns: Sequence[Column], kind: Kind) -> list[list[NDArray[Any]]]:
-    """For each of a column's files the arrays that it consists of."""
+def _arrays(columns: Sequence[Column], kind: Kind, rows: Sequence[int]) -> list[list[NDArray[Any]]]:
+    """For each of a column's files the arrays that come next in it, behind so many rows."""
     if not kind.ragged:
         return [[one for one in columns if not isinstance(one, Ragged)]]
     ragged = [one for one in columns if isinstance(one, Ragged)]
-    offsets, values, end = [np.zeros(1, np.int64)], [], 0
+    offsets, values, end = [np.zeros(0 if rows[0] else 1, np.int64)], [], rows[1]
     for one in ragged:
         first, last = int(one.offsets[0]), int(one.offsets[-1])
         offsets.append(one.offsets[1:] + (end - first))
@@ -141,6 +184,7 @@ def _arrays(columns: Sequence[Column], kind: Kind) -> list[list[NDArray[Any]]]:
     return [offsets, values]
 
 
-def _write(descriptor: int, raw: memoryview) -> None:
+def _write_at(descriptor: int, raw: memoryview, at: int) -> None:
     while raw:
-        raw = raw[os.write(descriptor, raw) :]
+        count = os.pwrite(descriptor, raw, at)
+        raw, at = raw[count:], at + count

@@ -21,7 +21,9 @@ def remedy(cause: Cause, plan: Plan, workers: int, here: Sequence[WorkerEvent] =
     if cause == "callbacks":
         return "nothing was done: leave out of its callbacks what is not needed after every step"
     if cause == "paused":
-        return "nothing was done: look what stops it (a signal, a frozen container, a suspended or overloaded machine)"
+        return (
+            "nothing was done: find out what stops it (a signal, a frozen container, a suspended or overloaded machine)"
+        )
     if plan.sync == "auto":
         return "sync=auto chooses what is sent over it"
     return "nothing was done: with sync=auto in the plan, less is sent over it"
@@ -32,7 +34,7 @@ def _share(plan: Plan, workers: int) -> str:
     if plan.share == "balanced":
         return "share=balanced gives it fewer samples"
     if replace(plan, share="balanced", proportions=()).refusals(workers):
-        return "nothing was done: look what else runs there"
+        return "nothing was done: find out what else runs there"
     return "nothing was done: with share=balanced in the plan, it gets fewer samples"
 
 

@@ -82,7 +82,9 @@ def _late(times: Mapping[int, Times]) -> list[Slow]:
     if len(beside) < len(times):  # of the workers of a slow host it is always the same one
         last = min(one for one in beside if times[one].own >= NEAR * times[last].own)
     slow = times[last]
-    others = [one.with_samples(slow.samples) for one in _others(times, last)]
+    others = [one.with_samples(slow.samples) for one in _others(times, last) if one.samples or not slow.samples]
+    if not others:  # their shares are empty: they wait for all that there is to compute, and cannot be compared
+        return []
     excess = slow.own - max(one.own for one in others)
     part = min(excess, statistics.fmean(one.waiting for one in others) - slow.waiting) / slow.step
     if part <= 0:

@@ -292,7 +292,7 @@ def _answered(asked: Callable[[Link, Said], Answer], link: Link, message: Said) 
     except OSError:
         raise
     except (ValueError, CordeeError) as error:
-        return said.Refused(str(error)), ()
+        return said.Refused(str(error), type(error).__name__), ()
     except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
         return said.Refused(f"{type(error).__name__}: {error}"), ()
 

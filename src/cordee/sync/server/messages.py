@@ -224,6 +224,8 @@ class Refused(Said):
     """What was asked cannot be done; the run ends."""
 
     reason: str
+    error: str = ""
+    """The class of the error, if it is one of Cordée's."""
 
 
 ANY: Any = Union[tuple(Said.__subclasses__())]  # noqa: UP007 - of a tuple

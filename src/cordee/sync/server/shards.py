@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.core.errors import WaitedTooLong, error_named
 from cordee.group.bulk import Gone, Link, Tally, dial
 from cordee.group.channel import Channel
 from cordee.group.messages import Place, Who
@@ -184,7 +184,7 @@ class Shard:
         link.send(message, tensors)
         answer = link.receive(decode)
         if isinstance(answer, said.Refused):
-            raise CordeeError(f"the parameter server of shard {self.number}: {answer.reason}")
+            raise error_named(answer.error)(f"the parameter server of shard {self.number}: {answer.reason}")
         return answer
 
     def _push_early(self, step: int, attempt: Attempt, piece: int) -> None:

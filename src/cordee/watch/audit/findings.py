@@ -11,7 +11,7 @@ import numpy as np
 from cordee.core.events import PositionEvent
 from cordee.core.plan import Plan
 from cordee.core.words import plural
-from cordee.feed.coming import micros_of
+from cordee.feed.coming import micro_sizes
 from cordee.feed.order import Order
 from cordee.feed.share import Shares
 from cordee.watch.audit.chains import epochs_with_a_sample_twice, recompute
@@ -36,7 +36,15 @@ def findings_of(start: Start, order: Order | None) -> Iterator[Finding]:
             yield Finding(step, f"the order of epoch {epoch} has a sample twice")
     yield from _of_groups(start, order)
     yield from _of_ends(start)
-    yield from (Finding(step, text) for step, text in start.parts.wrong(start.lost))
+    yield from (Finding(step, text) for step, text in (*start.parts.wrong(start.lost), *_of_windows(start)))
+
+
+def _of_windows(start: Start) -> Iterator[tuple[int, str]]:
+    """Each step is in a window, where there are any: one replica alone has none, and sync=auto not always."""
+    shared = bool(start.positions) and all(len(one.owners) > 1 for one in start.positions)
+    if start.job is not None and start.parts.items and shared and Plan.parse(start.plan).sync != "auto":
+        last = max((step for step, _ in start.steps), default=0) if start.ends() else 0
+        yield from start.parts.left_out(start.job.steps, last)
 
 
 def _of_steps(steps: Sequence[tuple[int, int]], before: int, order: Order) -> Iterator[Finding]:
@@ -107,9 +115,8 @@ def _is_whole(shares: Shares, owners: Sequence[int], order: Order, plan: Plan) -
     """Whether the shares of all owners are each position of a batch once, or piece, in each size that a batch has."""
     sizes = set()
     for step in {0, order.steps - 1}:
-        size, micros = order.size(step), micros_of(order, plan.parts, step)
-        each = {size * (micro + 1) // micros - size * micro // micros for micro in range(micros)}
-        sizes |= {micros} if plan.exact else each
+        each = micro_sizes(order, plan.parts, step)
+        sizes |= {len(each)} if plan.exact else {*each}
     for _, share in shares.entries:
         for size in sizes:
             cuts = [np.asarray(share.positions(size, owners, index, (0, 0, 0))) for index in range(len(owners))]
@@ -124,17 +131,23 @@ def _of_ends(start: Start) -> Iterator[Finding]:
     if not ends:
         return
     step = max(one.step for one in ends.values())
-    for worker in sorted(start.members - ends.keys()):
-        yield Finding(step, f"worker {worker} was there at the end, and left no position")
+    if start.end is not None:  # otherwise its launcher was killed before it could write all
+        yield from _of_last_words(start, step)
     whole = ends[min(ends)]
     for one in ends.values():
         if (one.step, one.order_sha256) != (whole.step, whole.order_sha256):
             yield Finding(one.step, f"worker {one.worker} ended after other steps than worker {whole.worker}")
-    if start.steps and start.job is not None and step > start.steps[-1][0]:
-        yield Finding(step, f"the workers ended after step {step}: the last step on record is {start.steps[-1][0]}")
     for _, group in groupby(sorted(ends.values(), key=lambda one: one.part), lambda one: one.part):
         first, *others = group
         for one in others:
             if one.params_sha256 != first.params_sha256:
                 text = f"the parameters of worker {one.worker} are not those of worker {first.worker}"
                 yield Finding(one.step, f"{text}, though they end after the same step")
+
+
+def _of_last_words(start: Start, step: int) -> Iterator[Finding]:
+    """What workers say at the end, after this step, is on record."""
+    for worker in sorted(start.members - start.ends().keys()):
+        yield Finding(step, f"worker {worker} was there at the end, and left no position")
+    if start.steps and start.job is not None and step > start.steps[-1][0]:
+        yield Finding(step, f"the workers ended after step {step}: the last step on record is {start.steps[-1][0]}")
