@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from cordee.core import interrupts
-from cordee.core.errors import CordeeError, WorkersLost
+from cordee.core.errors import CordeeError, Evicted, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
 from cordee.group.messages import FIRST_SERVER, Lose, Seat, Woke
@@ -211,6 +211,7 @@ class LocalEngine:
             was_evicted = self._stopped_since.pop(worker, None) is None and worker in self._kept
             if os.WIFCONTINUED(news.status):
                 if was_evicted:  # what it would do now belongs to a former generation
+                    self._kept.discard(worker)
                     self._kill(worker)
                     self._notices.put((worker, Woke(worker)))
             else:
@@ -218,6 +219,8 @@ class LocalEngine:
                 self._kept.discard(worker)
                 self._ended[worker] = _in_words(os.waitstatus_to_exitcode(news.status))
                 self._notices.put((worker, Lose(worker, self._ended[worker])))
+                if was_evicted and os.waitstatus_to_exitcode(news.status) == Evicted.code:  # it ended before we saw it
+                    self._notices.put((worker, Woke(worker)))
 
 
 def engine_for(
