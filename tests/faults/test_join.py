@@ -60,6 +60,9 @@ class Acting:
     def _act(self, step: int) -> None:
         try:
             until(self._files[step].with_name(f"gate-{step}.here").exists)
+            until(
+                lambda: Run(self.out).of("step")
+            )  # workers are ahead of their launcher, which must know that they train
             said = self._actions[step](self.out)
         except BaseException as error:
             self._errors.append(error)
@@ -116,6 +119,25 @@ def test_scale_up_and_down(alone: Run, tmp_path: Path, plan: str) -> None:
     assert [event["workers"] for event in run.of("regroup")][-2:] == [[0], [0, 4]]
     assert_same(run, alone)
     assert not (run.out / FILE).exists()
+
+
+def test_the_coordinator_is_lost_between_changes(alone: Run, tmp_path: Path) -> None:
+    """The next one knows who was asked to come and to leave."""
+
+    def ask_and_kill(workers: int) -> Callable[[Path], str]:
+        def act(out: Path) -> str:
+            scale(workers)(out)
+            *_, last = Run(out).of("coordinator")
+            os.kill(last["pid"], signal.SIGKILL)
+            until(lambda: len(Run(out).of("coordinator")) > last["term"])
+            return str(workers)
+
+        return act
+
+    run = Acting(tmp_path, step4=ask_and_kill(3), step10=ask_and_kill(1)).train(2)
+    assert joined(run) == [(2, None)] and left(run) == [1, 2] and run.of("failure") == []
+    assert [event["term"] for event in run.of("coordinator")] == [1, 2, 3]
+    assert_same(run, alone)
 
 
 def test_join_adds_one(alone: Run, tmp_path: Path) -> None:

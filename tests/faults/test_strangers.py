@@ -21,7 +21,7 @@ from cordee.group.messages import Hello, Welcome, Who, decode_message
 from cordee.group.transport.sockets import open_sockets, seal
 from cordee.group.wire import HEADER, Address, connect, nonce, pack, proof, unpack
 from cordee.runtime import start as starting
-from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.sync.server import messages as said
 from cordee.watch.summarise import summarise
 from harness import DEADLINE_S, Run, assert_same, job_file, start, train
@@ -114,9 +114,9 @@ class Attack:
         self.error: BaseException | None = None
         self._server, self._thread = 0, threading.Thread(target=self._run)
 
-    def hub(self, bind: Address, **more: Any) -> Hub:
+    def coordinator(self, *given: Any) -> Coordinator:
         """In the place of the run's own, to learn where it listens."""
-        made = Hub(bind, **more)
+        made = Coordinator(*given)
         self.token, self.ports[0] = made.address.token, made.address.port
         return made
 
@@ -184,7 +184,7 @@ def test_attacks_on_a_run_in_progress(
 ) -> None:
     """It trains what one process trains, and its record names what was tried, where and how often, in a few lines."""
     attack = Attack(tmp_path / "over")
-    monkeypatch.setattr(starting, "Hub", attack.hub)
+    monkeypatch.setattr(starting, "Coordinator", attack.coordinator)
     run = train("steady", tmp_path / "run", workers=2, plan="sync=server", listen=attack, awaits=attack.over)
     assert attack.error is None and run.result["failures"] == 0
     assert_same(run, reference("steady"))

@@ -17,11 +17,11 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.messages import Farewell, Lose, Seat, Welcome, Who
 from cordee.group.wire import Address, Connection, connect
-from cordee.runtime import rendezvous
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines import hosts
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.seam import seats
+from cordee.runtime.keeping import Kept
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Interrupt, Notices
 from cordee.runtime.rendezvous import await_hosts
@@ -91,6 +91,9 @@ class Workers:
     def how_it_ended(self, worker: int) -> None:
         pass
 
+    def end(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -98,11 +101,11 @@ class Workers:
 def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "LocalEngine", Workers)
+    monkeypatch.setattr(hosts, "engine_for", lambda former, notices, spec_of, given: Workers(notices, spec_of))
     monkeypatch.setattr(socket, "gethostname", lambda: "here")  # which comes before `there`
     said: list[str] = []
     launch = Launch(Target("job", "job.py"), 4, Plan(), tmp_path)
-    follower = Follower(launch, hub.address, said.append)
+    follower = Follower(launch, hub.address, said.append, None, Kept(wanted=False))
     ended: list[CordeeError] = []
 
     def watch() -> None:
@@ -118,16 +121,16 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     third, _ = come(hub, 1)
     coordinator = Workers(hub.notices, lambda seat: seat)  # type: ignore[arg-type,return-value]
     until(lambda: hub.hosts.order)
-    engine = HostsEngine(coordinator, hub)  # type: ignore[arg-type]
+    engine = HostsEngine(coordinator, hub, None)  # type: ignore[arg-type]
     engine.start(seats([2, 4, 1]))
     assert [seat.worker for seat in coordinator.specs] == [0, 1]
-    specs = follower._engine.specs  # type: ignore[attr-defined]
+    specs = follower.engine.specs  # type: ignore[attr-defined]
     until(lambda: len(specs) == 4)
     assert said[-1] == "on this host, of 7 workers in all: 2, 3, 4, 5"
     assert [spec.worker for spec in specs] == [2, 3, 4, 5]
     assert [World.from_env(spec.environment).node for spec in specs] == [1] * 4
     assert {spec.target.settings["epochs"] for spec in specs} == {"40"}  # which the coordinator said
-    follower._engine.notices.put((4, Lose(4, "killed by SIGKILL")))  # type: ignore[attr-defined]
+    follower.engine.notices.put((4, Lose(4, "killed by SIGKILL")))  # type: ignore[attr-defined]
     until(lambda: hub.roster.lost)
     assert hub.roster.lost == ((4, "killed by SIGKILL"),)
     third.close()
@@ -140,9 +143,10 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
 def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator is asked to stop the run, once; a second signal ends the workers of that host at once."""
     hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=1, nodes=2)
-    monkeypatch.setattr(hosts, "LocalEngine", Workers)
+    monkeypatch.setattr(hosts, "engine_for", lambda former, notices, spec_of, given: Workers(notices, spec_of))
     said: list[str] = []
-    follower = Follower(Launch(Target("job", "job.py"), 1, Plan(), tmp_path), hub.address, said.append)
+    launch = Launch(Target("job", "job.py"), 1, Plan(), tmp_path)
+    follower = Follower(launch, hub.address, said.append, None, Kept(wanted=False))
     ended: list[CordeeError] = []
     signals = Interrupts()
 
@@ -155,8 +159,8 @@ def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypat
     watching = threading.Thread(target=watch)
     watching.start()
     until(lambda: hub.hosts.order)
-    HostsEngine(Workers(hub.notices, lambda seat: seat), hub).start(seats([1, 1]))  # type: ignore[arg-type,return-value]
-    until(lambda: follower._engine.specs)  # type: ignore[attr-defined]
+    HostsEngine(Workers(hub.notices, lambda seat: seat), hub, None).start(seats([1, 1]))  # type: ignore[arg-type,return-value]
+    until(lambda: follower.engine.specs)  # type: ignore[attr-defined]
     signals.count = 1
     while not isinstance(notice := hub.notices.get(timeout=DEADLINE_S)[1], Interrupt):
         pass
@@ -182,7 +186,6 @@ def iter_notices(hub: Hub) -> Iterator[tuple[int, object]]:
         yield hub.notices.get()
 
 
-def test_too_few_hosts(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.5)
+def test_too_few_hosts(hub: Hub) -> None:
     with pytest.raises(RendezvousError, match="only 1 of 3 hosts came"):
-        await_hosts(hub, 3, lambda message: None)
+        await_hosts(hub, 3, lambda message: None, 0.5)  # type: ignore[arg-type]

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from cordee.core.window import Item, Rule, Window
 from cordee.group.messages import Done, Take, Ticket, WindowOver
-from cordee.runtime.coordinator.tickets import Tickets, heard
+from cordee.runtime.coordinator.tickets import Tickets, Turn, after
 
 
 def window(steps: int, workers: int, *, bound: int | None = None, redo: bool = True, first: int = 7) -> Window:
     return Window((0, 3), first, first + steps, tuple(range(workers)), Rule(steps, bound, redo))
+
+
+def heard(tickets: Tickets | None, worker: int, message: Take | Done, alive: Iterable[int]) -> Tickets:
+    changed, answers = after(tickets, Turn("heard", worker, message, tuple(alive)))
+    assert changed is not None and not answers
+    return changed
 
 
 class Workers:
@@ -220,3 +227,19 @@ def test_a_window_is_open_again_if_all_that_knew_of_its_end_are_lost() -> None:
     assert isinstance(ticket, Ticket) and ticket.window == first.window and done[ticket.step, ticket.part] == 0
     kept = {item for item, part in tickets._parts() if part.turn >= 0}
     assert kept == {item for item, worker in done.items() if worker != 0}
+
+
+def test_an_answer_that_was_lost_with_its_coordinator_is_given_again() -> None:
+    """A worker says again what it did last: the part counts once, and the next one is the one it was handed before."""
+    opened = window(2, 2)
+    tickets = heard(heard(None, 0, Take(opened), {0, 1}), 1, Take(opened), {0, 1}).hand_out()[0]
+    done = Done(opened.number, 7, 0, [1.0])
+    tickets, [(_, first)] = heard(tickets, 0, done, {0, 1}).hand_out()
+    tickets, [(_, again)] = heard(tickets, 0, done, {0, 1}).hand_out()
+    assert first == again == Ticket(opened, 8, 0) and tickets.left == 3
+    for worker, step in ((1, 7), (1, 8), (0, 8)):
+        last = Done(opened.number, step, worker, [1.0])
+        tickets, answers = heard(tickets, worker, last, {0, 1}).hand_out()
+    over, last = dict(answers)[1], Done(opened.number, 8, 1, [1.0])
+    tickets = heard(tickets, 0, Take(following(opened)), {0, 1}).hand_out()[0]
+    assert after(tickets, Turn("heard", 1, last, (0, 1))) == (tickets, [(1, over)])

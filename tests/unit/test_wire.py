@@ -34,7 +34,7 @@ def with_token(address: Address, token: str) -> Address:
 
 def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> None:
     connection, welcome = connect(hub.address, WHO)
-    assert welcome == Welcome({})
+    assert welcome == Welcome({}, number=0)
     assert hub.notices.get(timeout=DEADLINE_S) == (0, msgspec.structs.replace(WHO, proof=ANY))
     connection.send(Posted([WarningEvent("hello")]))
     assert hub.notices.get(timeout=DEADLINE_S) == (0, WarningEvent("hello"))
@@ -89,7 +89,7 @@ def test_a_number_comes_once(hub: Hub) -> None:
 
 
 def test_a_newcomer_that_is_not_let_in_leaves_and_the_run_goes_on(hub: Hub) -> None:
-    hub.coming.invite(3, 0)
+    hub.call(hub.coming.invite, 3, 0)
     member = Membership(Channel(hub.address, 3, "here", joins=True), deadline_s=0.01)
     member.outside = True
     with pytest.raises(WaitedTooLong, match="worker 3 on here waited 0 s for a place among the others"):

@@ -95,6 +95,10 @@ class Evicted(CordeeError, code=24, title="evicted"):
     """The others continued without this worker or host: it was silent for too long, or did not reach one of them."""
 
 
+class CutOff(CordeeError, code=25, title="cut off"):
+    """Other hosts of the run are out of reach, and may continue: this side has no majority of the hosts, and ends."""
+
+
 class RendezvousError(CordeeError, code=30, title="rendezvous"):
     """The hosts or processes of a run did not find each other (a port in use, a host that is not there)."""
 

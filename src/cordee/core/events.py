@@ -15,6 +15,7 @@ from cordee.core.memberevents import ChangeEvent, JoinedEvent, LeftEvent
 from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import (
     ContinuedEvent,
+    CoordinatorEvent,
     DecisionEvent,
     PositionEvent,
     PushesEvent,
@@ -28,6 +29,7 @@ from cordee.core.syncevents import (
 __all__ = [
     "ChangeEvent",
     "ContinuedEvent",
+    "CoordinatorEvent",
     "CutEvent",
     "DecisionEvent",
     "Event",
@@ -91,8 +93,7 @@ class JobEvent(Event):
     settings: dict[str, Any] = {}
     """other settings of the job: seed, shuffle, metrics, ..."""
     order: dict[str, Any] = {}
-    """what decides the samples of each step, for `cordee audit`: samples, batch, seed, shuffle, ...; empty in former
-    versions"""
+    """what decides the samples of each step, for `cordee audit`: batch, seed, ...; empty in former versions"""
 
 
 class WorkerEvent(Event):

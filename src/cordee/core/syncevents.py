@@ -138,6 +138,19 @@ class StragglerEvent(Event):
     """what was done about it, or what could be done"""
 
 
+class CoordinatorEvent(Event):
+    """A coordinator was started: the process that knows which workers are in."""
+
+    term: Count
+    """how many there have been, with this one; a worker does not listen to one with a lower number"""
+    host: str
+    """where it runs"""
+    pid: Count
+    """its process"""
+    reason: str = ""
+    """what became of the one before; empty for the first"""
+
+
 class DecisionEvent(Event):
     """What sync=auto decided on, and from what."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cordee.core.errors import CoordinatorLost, Evicted, WaitedTooLong, WorkerFailed
 from cordee.group import messages
-from cordee.group.client import STALL_S, Client
+from cordee.group.client import IN_GENERATION, PARTS, STALL_S, Client
 from cordee.group.messages import Go, Message
 from cordee.group.wire import Address
 
@@ -65,6 +65,8 @@ class Channel:
         """The last step that the hub had on record when this generation began."""
         self.go: Go | None = None
         """The generation that was announced last."""
+        self._entered: Go | None = None
+        """The last one that this worker is a member of."""
         self.broken = -1
         """The last generation of which a member was lost."""
         self.values: dict[str, bytes] = {}
@@ -78,7 +80,7 @@ class Channel:
         self._turn = threading.Condition()
         self._aborted = threading.Event()
         self._parting = threading.Lock()
-        self._client = Client(address, messages.Who("worker", host, worker), self._hear, self._lost)
+        self._client = Client(address, messages.Who("worker", host, worker), self._hear, self._lost, self._back)
         self.settings = self._client.settings
         self.post, self.send = self._client.post, self._client.send
         self._client.start()
@@ -145,6 +147,9 @@ class Channel:
 
     # ------------------------------------------------------------- threads
 
+    def _back(self) -> Message:
+        return messages.Back(self._entered, self.broken, sorted(self.lost))
+
     def _lost(self, how: str) -> None:
         if not self.farewell:
             _end(CoordinatorLost.code, f"cordee: worker {self.worker} {how} its launcher and ends")
@@ -162,6 +167,9 @@ class Channel:
                     self.go, self.recorded = message, message.recorded
                     self.newcomers = self.newcomers and not message.admits
                     self.farewell |= self.worker in message.left
+                    if self.worker in message.members:
+                        self._entered = message
+                        self._client.forget(IN_GENERATION)
                 case messages.Holders():
                     self.holders = message
                     for callback in self.on_holders:
@@ -172,6 +180,7 @@ class Channel:
                     self.values[key] = value
                 case messages.Ticket() | messages.WindowOver():
                     self.ticket = message
+                    self._client.forget(PARTS)
                 case messages.Farewell():
                     self.farewell = True
                     if self.joining:  # the run is over, and nothing of it is ours

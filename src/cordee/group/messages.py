@@ -9,8 +9,8 @@ import msgspec
 
 from cordee.core.events import ANY_EVENT, Event
 from cordee.core.window import Window
-from cordee.core.world import World
 from cordee.group.changes import Answer, Command, Leaving, Message, Newcomers, Running, Woke
+from cordee.group.seats import FIRST_SERVER, Holding, Place, Seat, name_of
 
 if TYPE_CHECKING:
     AnyEvent = Event
@@ -18,19 +18,10 @@ else:
     AnyEvent = ANY_EVENT
 
 __all__ = ["Answer", "Command", "Leaving", "Message", "Newcomers", "Running", "Woke"]
-"""Those of `group/changes.py`, which are messages as those below."""
-
-FIRST_SERVER = 1_000_000
-"""Numbers of processes from here on are parameter servers'; workers have those below."""
-
+__all__ += ["FIRST_SERVER", "Holding", "Place", "Seat", "name_of"]
 
 LEAVES = "it holds a part of a replica of which another part was lost"
 """Why a worker leaves that is sound itself: a process in its place can compute."""
-
-
-def name_of(number: int) -> str:
-    """What a process of a run is called."""
-    return f"server {number - FIRST_SERVER}" if number >= FIRST_SERVER else f"worker {number}"
 
 
 # ------------------------------------------------------------- the handshake
@@ -58,6 +49,10 @@ class Who(Message):
     """Of a host: how many it will start."""
     joins: bool = False
     """Of a host: whether it enters a run that has begun."""
+    term: int = 0
+    """Of the coordinator that it was connected to before; 0: of none."""
+    door: tuple[str, int] = ("", 0)
+    """Of a launcher: address and port at which it coordinates if it has to."""
     proof: str = ""
 
 
@@ -66,8 +61,33 @@ class Welcome(Message):
 
     settings: dict[str, str]
     """Of the run that is resumed."""
+    term: int = 1
+    """How many coordinators this run has had: a peer is not let in by one with a lower number than it knows."""
+    patience_s: float = 0.0
+    """How long the peer looks for another coordinator when it has lost this one; 0: there will be none."""
+    number: int = -1
+    """Of a host: which one it is."""
+    others: list[tuple[str, int]] = msgspec.field(default_factory=list)
+    """Where the coordinator may be when this one is lost, besides here."""
     run: Running | None = None
     """What is trained, for a host that enters a run that has begun."""
+
+
+class Stale(Message):
+    """A coordinator has heard of a later one: it is none any more."""
+
+    term: int
+
+
+class Back(Message):
+    """A worker has come back to a coordinator that was started anew: what it knows. What it waits for follows."""
+
+    go: Go | None = None
+    """The generation that it was told of last, as a member."""
+    broken: int = -1
+    """The last generation of which it knows that it is over."""
+    lost: list[int] = msgspec.field(default_factory=list)
+    """The members of it that it knows to be lost."""
 
 
 # ------------------------------------------------------------- peers tell the coordinator
@@ -84,6 +104,8 @@ class Posted(Message):
     """Events for the record."""
 
     events: list[AnyEvent]
+    number: int = 0
+    """How many such messages this peer has sent, with this one: what is sent again is told by it."""
 
 
 class Ready(Message):
@@ -193,32 +215,6 @@ class Done(Message):
 # ------------------------------------------------------------- the coordinator tells its peers
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a parameter server listens."""
-
-    number: int
-    host: str
-    interface: str
-    port: int
-    pid: int = 0
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"{name_of(self.number)} on {self.host}"
-
-
-class Holding(msgspec.Struct, frozen=True):
-    """Which servers hold one shard of the parameters."""
-
-    first: Place | None = None
-    """The one that workers talk to."""
-    backup: Place | None = None
-    """It has all that the first has acknowledged."""
-    filling: Place | None = None
-    """It becomes the backup when the first has given it all."""
-
-
 class Holders(Message):
     """Which servers hold what, from now on: a later view has a higher number."""
 
@@ -248,6 +244,8 @@ class Clock(Message):
     """The coordinator's clock, in answer to a beat."""
 
     seconds: float
+    heard: int = 0
+    """The number of the last `Posted` of this peer that has come through."""
 
 
 class Go(Message):
@@ -321,19 +319,10 @@ class Present(Message):
     of: int
 
 
-class Seat(msgspec.Struct, frozen=True):
-    """A process to start: its number, which no other process of the run ever has, and its place among them."""
+class Known(Message):
+    """What a launcher needs to know to start the coordinator again; as text that the coordinator reads."""
 
-    worker: int
-    world: World
-    """`world.node` says on which host; the process gets the cores and the device of `world.local_rank` there."""
-    joins: bool = False
-    """Whether it comes in while others train."""
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is a parameter server."""
-        return self.worker >= FIRST_SERVER
+    state: str
 
 
 class Start(Message):

@@ -39,6 +39,12 @@ class Cut(ValueError):
     """The other end hung up in the middle of a message."""
 
 
+class Refused(RendezvousError):
+    """The coordinator does not let this peer in, and will not."""
+
+    reason = ""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a hub listens and what is needed to be let in."""
@@ -128,6 +134,11 @@ class Connection:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_WR)  # an SSLSocket's own would end decryption too
 
+    def give_up(self) -> None:
+        """Wake the reader: it finds that the other end has gone. That end is not told, and so hears silence too."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RD)
+
     def close(self) -> None:
         """Wake the reader and release the socket."""
         with contextlib.suppress(OSError):
@@ -177,8 +188,12 @@ def _introduce(connection: Connection, address: Address, who: Who, certificate: 
     connection.send(msgspec.structs.replace(who, proof=proof(address.token, "worker", certificate, *nonces)))
     answer = connection.receive()
     if not isinstance(answer, Welcome):
+        kind = Refused if isinstance(answer, Evicted) else RendezvousError
         reason = answer.reason if isinstance(answer, Evicted) else "connection closed (a wrong token?)"
-        raise RendezvousError(f"the launcher at {address} refused this worker: {reason}")
+        error = kind(f"the launcher at {address} refused this worker: {reason}")
+        if isinstance(error, Refused):
+            error.reason = reason
+        raise error
     return answer
 
 

@@ -25,15 +25,17 @@ OURS = ("report.html", "events.jsonl", "run.json")
 """What a start writes before the first step."""
 GLANCE_S = 0.3
 """A process that only looks whether a folder is held holds it for a moment itself."""
+RELEASE_S = 10.0
+"""Until a file system notices that the host of a holder is gone, or until that holder has ended its side of a run."""
 
 
 class Hold:
     """The right to write into a run's folder; the kernel takes it back when its process ends, however it ends."""
 
-    def __init__(self, folder: Path, wording: Wording = COMMAND) -> None:
-        """Take it; refused with the name of its holder."""
+    def __init__(self, folder: Path, wording: Wording = COMMAND, patience_s: float = GLANCE_S) -> None:
+        """Take it; refused with the name of its holder, if that does not give it back meanwhile."""
         self._path = folder / LOCK
-        out, deadline = wording.option("out"), time.monotonic() + GLANCE_S
+        out, deadline = wording.option("out"), time.monotonic() + patience_s
         try:
             while (handle := take_lock(self._path)) is None:
                 if time.monotonic() > deadline:
@@ -140,6 +142,14 @@ def saved_step(folder: Path) -> int | None:
 def former_settings(folder: Path) -> dict[str, str]:
     """The settings of the job with which the run in this folder was started last; none if none are on record."""
     return _about(folder).settings
+
+
+def last_recorded(folder: Path) -> int:
+    """The last step on the record of the run that is in this folder; 0 if none is there."""
+    try:
+        return max((one.step for one in read_events(folder / "events.jsonl") if isinstance(one, StepEvent)), default=0)
+    except (OSError, CordeeError):
+        return 0
 
 
 class _About(msgspec.Struct):

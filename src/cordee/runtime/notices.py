@@ -18,17 +18,21 @@ from cordee.group.messages import Answer, Command, Go, Holders, Seat
 Notices = queue.SimpleQueue[tuple[int, Any]]
 
 
-class NotStarted(msgspec.Struct):
+class Notice(msgspec.Struct, tag_field="notice", tag=str.lower):
+    """One notice; `notice` holds its kind."""
+
+
+class NotStarted(Notice):
     """A process could not be started."""
 
     reason: str
 
 
-class Look(msgspec.Struct):
+class Look(Notice):
     """The engine's `look` is due."""
 
 
-class Lost(msgspec.Struct):
+class Lost(Notice):
     """A worker is gone."""
 
     host: str
@@ -43,7 +47,7 @@ class Lost(msgspec.Struct):
     """False: it was to come in, and is gone before it could."""
 
 
-class ServerLost(msgspec.Struct):
+class ServerLost(Notice):
     """A parameter server is gone."""
 
     shard: int
@@ -57,42 +61,60 @@ class ServerLost(msgspec.Struct):
     """Whether what it held is lost with it."""
 
 
-class ServersHold(msgspec.Struct):
+class ServersHold(Notice):
     """Another view of which servers hold what."""
 
     holders: Holders
     at: float
 
 
-class Formed(msgspec.Struct):
+class Formed(Notice):
     """A generation begins."""
 
     go: Go
     at: float
 
 
-class Leaves(msgspec.Struct):
+class Minority(Notice):
+    """So many hosts are out of reach that those which are left must not continue."""
+
+    here: int
+    of: int
+    reason: str
+
+
+class HeardOut(Notice):
+    """All is read that ended workers said."""
+
+
+class Superseded(Notice):
+    """Another coordinator of this run has been started since."""
+
+    term: int
+
+
+class Leaves(Notice):
     """A worker was asked to leave, and does so between two steps."""
 
     reason: str
 
 
+class HostCame(Notice):
+    """A host has entered the run that has begun."""
+
+    node: int
+    host: str
+    workers: int
+
+
 class Departed(msgspec.Struct):
-    """A worker has left; nothing of its work was lost."""
+    """A worker has left; nothing of its work was lost. Between the parts of a launcher alone, as the next."""
 
     host: str
     reason: str
     left: int
     """How many workers are left."""
     at: float
-
-
-class HostCame(msgspec.Struct):
-    """A host has entered the run that has begun."""
-
-    node: int
-    host: str
-    workers: int
 
 
 class Commanded(msgspec.Struct):
@@ -103,7 +125,7 @@ class Commanded(msgspec.Struct):
     """To be called once, from any thread."""
 
 
-class Interrupt(msgspec.Struct):
+class Interrupt(Notice):
     """A signal came."""
 
     host: str = ""

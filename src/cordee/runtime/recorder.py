@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import secrets
 import socket
 import time
 from collections.abc import Iterable
@@ -23,22 +24,45 @@ from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.group.messages import FIRST_SERVER, Go, Holders
 from cordee.runtime.coordinator.stragglers import Stragglers
-from cordee.runtime.folder import Hold, check, is_there, make
+from cordee.runtime.folder import GLANCE_S, RELEASE_S, Hold, check, is_there, last_recorded, make
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Departed, Formed, Lost, ServerLost, ServersHold
+
+
+def _roles(holders: Holders, before: dict[int, str], at: float) -> tuple[dict[int, str], list[events.ServerEvent]]:
+    """The role of each parameter server, and those that have another one than `before`."""
+    roles: dict[int, str] = {}
+    changes = []
+    for shard, holding in enumerate(holders.shards):
+        for role, place in (("first", holding.first), ("backup", holding.backup)):
+            if place is None:
+                continue
+            roles[place.number] = role
+            if before.get(place.number) != role:
+                number, why = place.number - FIRST_SERVER, "another one was lost" if holders.view > 1 else ""
+                changes.append(events.ServerEvent(number, shard, role, place.host, place.pid, why, at))
+    return roles, changes
+
+
+def _refuse_unless(takes_over: bool, launch: Launch, *, script: bool) -> None:
+    """Refuse a folder in which this launch cannot begin; a run that is taken over goes on there, whatever it holds."""
+    if not takes_over:
+        check(launch.out, launch.resume, script, launch.wording, held=launch.continued is not None)
 
 
 class Recorder:
     """The files of one run: `run.json`, `events.jsonl`, `result.json`."""
 
-    def __init__(self, launch: Launch, listen: Listener) -> None:
+    def __init__(self, launch: Launch, listen: Listener, *, takes_over: bool = False) -> None:
         """Make the folder and hold it. A folder that holds a run is only touched to go on with it.
 
+        `takes_over`: the launcher that wrote the run's record is gone; if that is in this folder, it is continued.
         What a start to resume says waits until its job is there and the checkpoint is accepted: one that ends before
         leaves the run as it was. A script saves in its own way, so it begins anew in another folder.
         """
         self._launch, self._listen = launch, listen
-        self.out, self._waits, self._script = launch.out, launch.resume, launch.target.kind == "script"
+        self.out, self._script = launch.out, launch.target.kind == "script"
+        self._waits = launch.resume and not takes_over
         self.last_step = 0
         """The last step of the run that is on record."""
         self._lost_at: float | None = None
@@ -49,6 +73,8 @@ class Recorder:
         self._resources = Resources()
         self._fed: dict[int, events.FeedEvent] = {}
         """Where the samples of each worker came from."""
+        self.run = secrets.token_hex(8)
+        """What tells this start of the run from others."""
         self._run: dict[str, Any] = {}
         self._memory: int | None = None
         self._first = 0
@@ -59,17 +85,19 @@ class Recorder:
         self._writes_on = ""
         """The host where it does."""
         out, wording = launch.out, launch.wording
-        refuse = partial(check, out, launch.resume, self._script, wording, held=launch.continued is not None)
+        refuse = partial(_refuse_unless, takes_over, launch, script=self._script)
         if not out.is_dir():  # refused before anything is made
             refuse()
         make(out, wording)
         self._identity = out.stat()
-        self._hold = Hold(out, wording)
+        self._hold = Hold(out, wording, RELEASE_S if takes_over else GLANCE_S)
         try:  # not before we hold it: another run may be training there
             refuse()
-            if not launch.resume:  # of a start that came to nothing
+            if not launch.resume and not takes_over:  # of a start that came to nothing
                 (out / "events.jsonl").unlink(missing_ok=True)
             self._events = EventLog(out / "events.jsonl")
+            if takes_over:
+                self._read()
             # Of the run: those of earlier starts count.
             self.failures = count_events(out / "events.jsonl", events.FailureEvent)
         except BaseException:
@@ -84,6 +112,18 @@ class Recorder:
             self._events.close()
         self._hold.release()
 
+    def _read(self) -> None:
+        """What the launcher that is gone has written here, if anything."""
+        self.last_step = last_recorded(self.out)
+        with contextlib.suppress(OSError, ValueError):
+            self._run = json.decode((self.out / "run.json").read_bytes())
+            self._writes_on = self._run["host"]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether what is about to run is written down."""
+        return bool(self._run)
+
     def begin(self, workers: int, nodes: int = 1, *, memory: int | None = None) -> None:
         """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does.
 
@@ -93,6 +133,7 @@ class Recorder:
 
         launch, self._memory = self._launch, memory
         self._run = {
+            "run": self.run,
             "target": launch.target.path or launch.target.kind,
             "settings": launch.target.settings,
             "plan": str(launch.plan),
@@ -190,7 +231,9 @@ class Recorder:
                     events.ServerEvent(worker - FIRST_SERVER, shard, "lost", host, reason=reason, at=round(at, 6))
                 )
             case ServersHold(holders, at):
-                self._see_servers(holders, round(at, 6))
+                self._servers, changes = _roles(holders, self._servers, round(at, 6))
+                for change in changes:
+                    self.event(change)
 
     def _tell_continued(self, step: int) -> None:
         """A start that nobody asked for has taken up the state of this step."""
@@ -211,20 +254,6 @@ class Recorder:
             self.event(events.RegroupEvent(go.generation, members, ms, at))
         self._first = members[0]
         self._see_who_writes()
-
-    def _see_servers(self, holders: Holders, at: float) -> None:
-        """Which of them have another role than in the view before."""
-        roles: dict[int, str] = {}
-        for shard, holding in enumerate(holders.shards):
-            for role, place in (("first", holding.first), ("backup", holding.backup)):
-                if place is None:
-                    continue
-                roles[place.number] = role
-                if self._servers.get(place.number) != role:
-                    number = place.number - FIRST_SERVER
-                    why = "another one was lost" if holders.view > 1 else ""
-                    self.event(events.ServerEvent(number, shard, role, place.host, place.pid, why, at))
-        self._servers = roles
 
     def _see_who_writes(self) -> None:
         """Say so if the run's files come to another host from now on."""

@@ -9,7 +9,7 @@ from msgspec import structs
 from cordee.core.errors import CordeeError, Interrupted, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.group.messages import Again
-from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.known import Known
 from cordee.runtime.coordinator.recovery import Course, Left, decide
 from cordee.runtime.coordinator.state import Places
 from cordee.runtime.folder import saved_step
@@ -31,15 +31,15 @@ class Recovery:
     lost: str = ""
     """Why it has ended."""
 
-    def see_end(self, error: CordeeError | None, hub: Hub, places: Places, recorder: Recorder, steps: int) -> None:
+    def see_end(self, error: CordeeError | None, known: Known, places: Places, recorder: Recorder, steps: int) -> None:
         """A start has ended in this way, after so many steps of the run: decide what follows."""
         self.again = None
         if not isinstance(error, WorkersLost) or self.launch.target.trial is not None:
             return
         left = Left.of(
             places.seats.values(),
-            dict(hub.roster.lost) | dict.fromkeys(hub.roster.departed, "it has left"),
-            hub.hosts.here,
+            dict(known.roster.lost) | dict.fromkeys(known.roster.departed, "it has left"),
+            known.hosts.here,
             steps=steps,
             saved=recorder.saved is not None or saved_step(recorder.out) is not None or not self.kept.is_empty(),
         )

@@ -22,7 +22,7 @@ from cordee.diagnose.network import judge_port
 from cordee.group.messages import Present
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address
-from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.wording import COMMAND, Wording
 
 WORD_EVERY_S = 10.0
@@ -126,7 +126,7 @@ class HostWait:
                 time.sleep(LOOK_S)
 
 
-def await_hosts(hub: Hub, nodes: int, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> list[int]:
+def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> list[int]:
     """Until all hosts are here; returns the number of workers of each, in their order."""
     wait = HostWait(say, patience_s)
     here = 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cordee.core import interrupts
@@ -17,18 +18,23 @@ from cordee.group.messages import Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.control import Control
 from cordee.runtime.coordinator.controller import Controller
-from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.joining import late_host
+from cordee.runtime.coordinator.known import first_known
+from cordee.runtime.coordinator.server import listen
+from cordee.runtime.coordinator.supervised import PATIENCE_S as FIND_S
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine, seats
 from cordee.runtime.keeping import Kept
 from cordee.runtime.launch import Launch
+from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.recovering import Recovery
 from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
 from cordee.runtime.spec import WorkerSpec
+from cordee.runtime.takeover import take_over
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -40,10 +46,10 @@ def enter(launch: Launch, say: Callable[[str], None]) -> None:
     with interrupts.counted() as signals:
         address = launch.rendezvous.address(launch.wording)
         with Kept(False) as kept:
-            _stay(launch, address, (say, None, signals), kept)
+            _stay(launch, address, (say, lambda event: None, None, signals), kept)
 
 
-def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, Any]:
+def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any]:
     """This process's part of a run; returns the result, or raises what ended it.
 
     It coordinates, unless another host does (then the result is empty), or another launcher started this process. A
@@ -53,34 +59,37 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
     if world.is_foreign:
         from cordee.runtime.engines.foreign import run_foreign
 
-        return run_foreign(launch, world, listen, job)
+        return run_foreign(launch, world, hear, job)
     with interrupts.counted() as signals:
         address = launch.address()
         launch.check()
-        launch.check_formats(say := lambda message: listen(WarningEvent(message)))
+        launch.check_formats(say := lambda message: hear(WarningEvent(message)))
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
         try:
-            hub = _open_hub(launch, address)
+            door = _open(address)
         except RendezvousError as error:
             if launch.nodes == 1:
                 raise
-            _follow(launch, address, error, (say, sent_job, signals))
-            return {}
+            return _follow(launch, address, error, (say, hear, sent_job, signals))
         beyond = address.host if launch.nodes > 1 else ""
-        with Kept(launch.plan.copy_every > 0, beyond, address) as kept, contextlib.ExitStack() as ends:
-            coordination = _Coordination(Recovery(launch, kept), listen, sent_job, signals)
+        copies = Kept(launch.plan.copy_every > 0, beyond, address)
+        with contextlib.closing(door[0]), copies as kept, contextlib.ExitStack() as ends:
+            coordination = _Coordination(Recovery(launch, kept), hear, sent_job, signals)
             ends.callback(coordination.close)
-            result, following = coordination.run(launch, hub)
+            result, following = coordination.run(launch, door)
             while following is not None:
-                result, following = coordination.run(following, _open_hub(following, following.address()))
+                result, following = coordination.run(following, _open(following.address()))
             return result
 
 
-def _open_hub(launch: Launch, address: Address) -> Hub:
-    hub = Hub(address, expected=launch.workers, nodes=launch.nodes, settings=launch.taken_over)
-    hub.coming.late = partial(late_host, launch)
-    return hub
+Door = tuple[socket.socket, Address]
+"""Where peers come: a listener, and its address."""
+
+
+def _open(address: Address) -> Door:
+    listener = listen(address.host, address.port)
+    return listener, replace(address, port=listener.getsockname()[1])
 
 
 @dataclass
@@ -88,7 +97,7 @@ class _Coordination:
     """The starts of one run, each after the first of which continues it by itself."""
 
     recovery: Recovery
-    listen: Listener
+    hear: Listener
     sent_job: bytes | None
     signals: Interrupts
     local: LocalEngine | None = None
@@ -97,23 +106,28 @@ class _Coordination:
         if self.local is not None:
             self.local.close()
 
-    def run(self, launch: Launch, hub: Hub) -> tuple[dict[str, Any], Launch | None]:
+    def run(self, launch: Launch, door: Door) -> tuple[dict[str, Any], Launch | None]:
         """One start: the run's result, or what continues it."""
-        nodes, kept = launch.nodes, self.recovery.kept
+        nodes, kept, (listener, address) = launch.nodes, self.recovery.kept, door
         with contextlib.ExitStack() as ends:
-            ends.callback(hub.close)
-            kept.tell = lambda event: hub.notices.put((-1, event))
-            recorder = Recorder(launch, self.listen)
+            ends.callback(listener.close)
+            recorder = Recorder(launch, self.hear)
             ends.callback(recorder.close)
+            notices: Notices = queue.SimpleQueue()
+            kept.tell = lambda event: notices.put((-1, event))
 
             def spec_of(seat: Seat) -> WorkerSpec:
-                return kept.told(launch.spec(hub.address, hub.address.host, seat))
+                return kept.told(launch.spec(address, address.host, seat))
 
             if launch.target.trial is None:
-                ends.callback(Control(launch.out, hub.notices).close)
+                ends.callback(Control(launch.out, notices).close)
             given = (launch.output, self.sent_job, launch.takes_back)
-            local = self.local = engine_for(self.local, hub.notices, spec_of, given)
+            local = self.local = engine_for(self.local, notices, spec_of, given, coordinates=True)
             ends.callback(local.end)
+            known = first_known(launch.workers, nodes, launch.taken_over)
+            known = replace(known, run=recorder.run, patience_s=FIND_S)
+            hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
+            ends.callback(hub.close)
             engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
 
             def begin() -> list[Seat]:
@@ -125,9 +139,11 @@ class _Coordination:
                 launch.plan.check(sum(counts))
                 kept.send_to(hub.hosts.keeper_after(0, kept.place))
                 recorder.begin(sum(counts), nodes, memory=kept.newest())
-                hub.stewards.expect(servers, persist=launch.plan.persist)
+                hub.expect(servers, persist=launch.plan.persist)
+                hub.let_in(late_host(launch, sum(counts)))
                 engine.start([seat for _, seat in servers.seats])
                 engine.start(places := seats(counts))
+                recorder.event(hub.introduced())
                 return places
 
             result = Controller(launch, hub, engine, recorder, self.recovery).watch(begin, self.signals)
@@ -138,23 +154,29 @@ def _follow(
     launch: Launch,
     address: Address,
     error: RendezvousError,
-    given: tuple[Callable[[str], None], bytes | None, Interrupts],
-) -> None:
-    """The launcher of a host that does not coordinate, as another one has the address, where we could not listen."""
+    given: tuple[Callable[[str], None], Listener, bytes | None, Interrupts],
+) -> dict[str, Any]:
+    """The launcher of a host that does not coordinate, as another one has the address, where we could not listen.
+
+    If it has to coordinate in the place of that host, it returns the result.
+    """
     interface = own_address_towards(address.host, address.port) if launch.plan.copy_every else ""
     with Kept(launch.plan.copy_every > 0, interface, address) as kept:
-        _stay(launch, address, given, kept, error)
+        return _stay(launch, address, given, kept, error)
 
 
 def _stay(
     launch: Launch,
     address: Address,
-    given: tuple[Callable[[str], None], bytes | None, Interrupts],
+    given: tuple[Callable[[str], None], Listener, bytes | None, Interrupts],
     kept: Kept,
     error: RendezvousError | None = None,
-) -> None:
-    """Start workers of this host whenever the coordinator says so, until the run has ended, however it continues."""
-    say, sent_job, signals = given
+) -> dict[str, Any]:
+    """Start workers of this host whenever the coordinator says so, until the run has ended, however it continues.
+
+    If this host has to coordinate in the place of that one, it returns the result.
+    """
+    say, hear, sent_job, signals = given
     following: Launch | None = launch
     local: LocalEngine | None = None
     with contextlib.ExitStack() as ends:
@@ -168,4 +190,7 @@ def _stay(
             local = follower.engine
             ends.callback(local.close)
             following = follower.watch(signals)
+            if follower.votes is not None:
+                return take_over(follower, hear, signals)
             kept.newest()
+        return {}

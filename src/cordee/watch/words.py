@@ -142,6 +142,8 @@ def tell(event: events.Event) -> str:
         case events.ServerEvent(server=server, shard=shard, what=role) if event.reason:  # not at the start
             role = {"first": "holds", "backup": "is the backup of"}.get(role, role)
             return f"server {server} on {event.host} {role} shard {shard}"
+        case events.CoordinatorEvent(term=term, reason=reason) if reason:
+            return f"the coordinator was started again on {event.host}, as number {term}: {reason}"
         case events.DecisionEvent(before=before, choice=choice) if before != choice:
             link = f"{event.compute_ms:.3g} ms of computing, {event.link_mbit:.3g} Mbit/s"
             return f"sync=auto, from step {event.step} on: {before} → {choice} ({link}; {event.reason})"

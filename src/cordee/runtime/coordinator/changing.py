@@ -8,12 +8,14 @@ from cordee.core.errors import CordeeError, UsageError
 from cordee.core.events import ChangeEvent
 from cordee.group.messages import Answer, Command, Seat, Woke
 from cordee.runtime.coordinator import joining
-from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.joining import Change, refuses_departures, refuses_newcomers
 from cordee.runtime.coordinator.state import Places
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Commanded, Departed, Formed, HostCame, Leaves
 from cordee.runtime.recorder import Recorder
+
+TOOK_OVER = "this host coordinates in the place of another one, and does not know the places of the workers"
 
 
 class Changes:
@@ -22,7 +24,7 @@ class Changes:
     def __init__(
         self,
         launch: Launch,
-        hub: Hub,
+        hub: Coordinator,
         recorder: Recorder,
         start: Callable[[Seat], None],
         stop: Callable[[str], None],
@@ -34,12 +36,12 @@ class Changes:
         """Workers that are about to leave, and why."""
         self._hosts: list[HostCame] = []
         """Hosts that have come, and have no workers yet."""
-        self._woken: list[int] = []
-        """Workers that were stopped and evicted, and continue."""
+        self._woken: dict[int, bool] = {}
+        """Evicted workers that continue, which a restarted coordinator is told again: whether each was taken back."""
 
     def start(self, seat: Seat) -> None:
         """Start a worker that comes in between two steps."""
-        self._hub.coming.invite(seat.worker, seat.world.node)
+        self._hub.invite(seat.worker, seat.world.node)
         self._start(seat)
 
     def lost(self, worker: int) -> bool:
@@ -54,8 +56,8 @@ class Changes:
         hosts, self._hosts = self._hosts, []
         for one in hosts:
             self._carry_out(*joining.host_came(self.places, one.node, one.host, one.workers))
-        woken, self._woken = self._woken, []
-        for worker in woken:
+        for worker in [one for one, is_back in self._woken.items() if not is_back]:
+            self._woken[worker] = True
             self._carry_out(*joining.take_back(self.places, worker, steps))
 
     def formed(self, formed: Formed, hosts: Mapping[int, str], steps: int) -> None:
@@ -85,7 +87,7 @@ class Changes:
             case HostCame():
                 self._hosts.append(notice)
             case Woke() if not refuses_newcomers(self._launch.plan, self._launch.target.kind):
-                self._woken.append(worker)
+                self._woken.setdefault(worker, False)
 
     def _answer(self, command: Command, trains: bool) -> Answer:
         """Carry a command out, unless it is refused."""
@@ -95,6 +97,8 @@ class Changes:
                 raise UsageError(f"{given} with {command.workers} workers: at least 1 is needed. Ctrl-C ends the run")
             if not trains:
                 raise UsageError(f"{given}: the run does not train now; it is starting or ending")
+            if not self.places.seats:
+                raise UsageError(f"{given}: {TOOK_OVER}. End the run, and resume it with another number of workers")
             more = command.what == "join" or command.workers > len(self.places.here)
             plan, kind, began = self._launch.plan, self._launch.target.kind, len(self.places.began)
             if more and (refusal := refuses_newcomers(plan, kind, began)):
@@ -115,9 +119,9 @@ class Changes:
             self.start(seat)
         for worker in change.leaves:
             self._leaving[worker] = f"asked by cordee {change.why}"
-            self._hub.coming.ask_to_leave(worker, self._leaving[worker])
+            self._hub.ask_to_leave(worker, self._leaving[worker])
 
     def _see_who_stays(self) -> None:
         """End the run in good order if no worker is to stay."""
-        if joining.none_stays(self._hub.roster):
+        if joining.none_stays(self._hub.known.roster):
             self._stop("stopping after this step, with a checkpoint: all workers were asked to leave")

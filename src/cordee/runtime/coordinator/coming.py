@@ -5,72 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from cordee.group.messages import Evicted, Leaving, Newcomers, Welcome, Who, Woke
+from cordee.group.messages import Leaving, Message, Newcomers, Woke
+from cordee.runtime.coordinator.launchers import Launchers
 from cordee.runtime.coordinator.server import Peer, Server
-from cordee.runtime.coordinator.state import Hosts, Roster
-from cordee.runtime.notices import HostCame, Leaves
-
-Late = Callable[[int], "Welcome | Evicted"]
-"""The answer to a host that enters a run which so many workers began."""
+from cordee.runtime.coordinator.state import Roster
+from cordee.runtime.notices import Leaves
 
 
-def no_late_host(started: int) -> Welcome | Evicted:
-    """Where no launcher of ours coordinates."""
-    return Evicted("no host can enter this run")
-
-
-class Known(Protocol):
-    """What the hub knows."""
+class Members(Protocol):
+    """The hub, which keeps the roster."""
 
     roster: Roster
-    hosts: Hosts
 
 
 class Coming:
-    """Tells all workers who waits to come in and who is to leave, so that they meet after their next step."""
+    """Tells all workers who waits to come in and who is to leave, so that they meet after their next step.
+
+    The launcher is told before any worker is, as it starts the next coordinator if this one is lost.
+    """
 
     def __init__(
         self,
-        known: Known,
+        members: Members,
+        launchers: Launchers,
         server: Server,
         notify: Callable[[int, object], None],
         lose: Callable[[int, str], None],
     ) -> None:
-        """`known` is changed here; `lose` says that a worker is gone."""
-        self._known, self._server, self._notify, self._lose = known, server, notify, lose
-        self.late: Late = no_late_host
-        """To be set before hosts come."""
-
-    def ask_to_leave(self, worker: int, reason: str) -> None:
-        """Ask a worker to leave after the step that it is in; from another thread."""
-        self._server.call(self.leave, worker, reason)
+        """The roster of the `members` is changed here; `lose` says that a worker is gone."""
+        self._members, self._launchers, self._server = members, launchers, server
+        self._notify, self._lose = notify, lose
 
     def tell(self) -> None:
         """Say which workers are to come or leave after the next step."""
-        roster = self._known.roster
-        self._server.tell_all(Newcomers(sorted(roster.waiting), sorted(roster.leaving)))
+        self._server.tell_all(self._news())
 
     def leave(self, worker: int, reason: str) -> None:
         """A worker is to leave: a member between two steps, one that has not come in yet at once."""
-        if worker in self._known.roster.invited:
+        if worker in self._members.roster.invited:
             self._lose(worker, f"{reason}, before it came in")
-        elif worker in self._known.roster.alive:
-            self._known.roster = self._known.roster.ask_to_leave(worker)
-            self.tell()
+        elif worker in self._members.roster.alive:
+            self._members.roster = self._members.roster.ask_to_leave(worker)
             self._notify(worker, Leaves(reason))
+            self.tell()
 
     def invite(self, worker: int, node: int) -> None:
-        """Say that a worker is about to be started on a host, and shall come in; from another thread."""
-        self._server.call(self._invite, worker, node)
-
-    def _invite(self, worker: int, node: int) -> None:
-        known = self._known
-        known.roster, known.hosts = known.roster.invite(worker), known.hosts.start_later(worker, node)
+        """A worker is about to be started on a host, and shall come in."""
+        self._members.roster = self._members.roster.invite(worker)
+        self._launchers.start_later(worker, node)
 
     def formed(self) -> None:
         """Another generation begins; some that were to leave may still be in it."""
-        if self._known.roster.leaving:
+        if self._members.roster.leaving:
             self.tell()
+
+    def came_back(self, peer: Peer) -> None:
+        """A worker has come back to a coordinator that was started anew: it may have missed who is to leave."""
+        if self._members.roster.leaving:
+            self._server.tell(peer, self._news())
 
     def heard(self, worker: int, message: Leaving | Woke) -> None:
         """A worker was asked to leave; or a launcher says that an evicted one continues."""
@@ -79,16 +71,6 @@ class Coming:
         else:
             self._notify(message.worker, message)
 
-    def admit(self, peer: Peer) -> Welcome | Evicted:
-        """A launcher asks to enter the run; a command has come to the wrong place."""
-        if peer.role != "node":
-            return Evicted("commands go where the file in the run's folder says")
-        peer.number = self._known.hosts.free()
-        if not self._known.hosts.order:
-            return Evicted("the run has not begun: try again later")
-        return self.late(self._known.roster.expected)
-
-    def host_came(self, peer: Peer, who: Who) -> None:
-        """It is one of the hosts from now on."""
-        self._known.hosts = self._known.hosts.grown(peer.number, who.workers)
-        self._notify(-1, HostCame(len(self._known.hosts.order) - 1, peer.host, who.workers))
+    def _news(self) -> Message:
+        roster = self._members.roster
+        return Newcomers(sorted(roster.waiting), sorted(roster.leaving))

@@ -63,7 +63,7 @@ class Control:
 
     # ------------------------------------------------------------- peers; see `Host`
 
-    def admit(self, peer: Peer) -> Welcome | Evicted:
+    def admit(self, peer: Peer, who: Who) -> Welcome | Evicted:
         """A command, and nothing else: its secret is not the token of the run."""
         if peer.role != "command":
             self._strangers.refuse(LOOPBACK, "showed the secret for commands, and came as another peer")

@@ -13,6 +13,7 @@ import msgspec
 from cordee.core import interrupts
 from cordee.core.errors import (
     CordeeError,
+    CutOff,
     DivergedError,
     Interrupted,
     StorageError,
@@ -25,9 +26,9 @@ from cordee.core.interrupts import Interrupts
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Seat
 from cordee.runtime.coordinator.changing import Changes
-from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.policy import MOST_SOON, replacement, what_ends
 from cordee.runtime.coordinator.state import Places
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
@@ -53,14 +54,16 @@ PART_S = 2.0
 """How long they may take after something failed, unless one has a checkpoint to write to its end."""
 READ_S = 1.0
 """How long it may take to read what workers said before they ended."""
-GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
+GOES_ON = (CutOff, DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
 """What a run may be gone on with after, from its last checkpoint."""
 
 
 class Controller:
     """Reads notices until the run has ended one way or another."""
 
-    def __init__(self, launch: Launch, hub: Hub, engine: Engine, recorder: Recorder, recovery: Recovery) -> None:
+    def __init__(
+        self, launch: Launch, hub: Coordinator, engine: Engine, recorder: Recorder, recovery: Recovery
+    ) -> None:
         """Nothing happens before `watch`; `recovery` knows how the run goes on when it has ended."""
         self._launch, self._hub, self._engine, self._recorder = launch, hub, engine, recorder
         self._recovery = recovery
@@ -229,7 +232,7 @@ class Controller:
         """Let the workers end, then see that they have."""
         if self._error is not None:
             if not self._stopping:
-                self._recovery.see_end(self._error, self._hub, self._changes.places, self._recorder, self._steps)
+                self._recovery.see_end(self._error, self._hub.known, self._changes.places, self._recorder, self._steps)
             self._hub.abort(str(self._error), self._recovery.again)
         self._ends_by = time.monotonic() + (END_S if self._error is None else PART_S)
         while not self._engine.wait(max(0.0, min(0.1, self._ends_by - time.monotonic()))):

@@ -1,6 +1,6 @@
 """Membership of one run: lets workers in, notices losses, forms generations, passes on what is for the record.
 
-All of its state lives in the thread of its server; the outside talks to it through `lose`, `coming`, `ask_to_stop` and
+All of its state lives in the thread of its server; the outside talks to it through `lose`, `call`, `ask_to_stop` and
 `abort`, and listens on `notices`.
 """
 
@@ -9,23 +9,28 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from cordee.core.errors import CordeeError
-from cordee.core.events import StepEvent
+from cordee.core.events import JobEvent, StepEvent
 from cordee.group import messages
-from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
+from cordee.group.messages import FIRST_SERVER, Again, Evicted, Message, Place, Stale, Start, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.coming import Coming
+from cordee.runtime.coordinator.desk import Board, Desk
+from cordee.runtime.coordinator.door import Door
+from cordee.runtime.coordinator.known import Known, Successor, first_known, returned
+from cordee.runtime.coordinator.launchers import Launchers
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
-from cordee.runtime.coordinator.state import Hosts, Roster
+from cordee.runtime.coordinator.state import Hosts
 from cordee.runtime.coordinator.stewards import Stewards
-from cordee.runtime.coordinator.tickets import Tickets, heard
-from cordee.runtime.notices import Formed, Interrupt, Lost, Notices
+from cordee.runtime.notices import Formed, Interrupt, Lost
 
 
 class Hub:
@@ -39,32 +44,48 @@ class Hub:
         nodes: int = 1,
         heard: bool = True,
         settings: dict[str, str] | None = None,
+        successor: Successor | None = None,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
-        With several `nodes` these are the workers of this one, to which those of the others are added when they come.
-        `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
+        With several `nodes` they are this one's; those of the others come with them. `heard=False`: `notices` are not
+        read. Peers are told the `settings` of a resumed run. `successor`: of a coordinator that may be started anew.
         """
-        self.notices: Notices = queue.SimpleQueue()
-        self._heard = heard
-        self._settings = dict(settings or {})
-        self.roster = Roster(expected=expected)
-        self.hosts = Hosts(nodes, {0: expected})
-        self._values: dict[str, bytes] = {}
-        """What members of this generation left for each other."""
-        self._askers: dict[str, list[Peer]] = {}
-        """Who waits for which of them."""
-        self._tickets: Tickets | None = None
-        """Of the window that was opened last; None before the first."""
-        self._recorded = -1
-        self._ending = False
+        self.notices, self._heard = queue.SimpleQueue[Any](), heard
+        self._begun = known = successor.known if successor else first_known(expected, nodes, settings or {})
+        self._lives_once, self._recorded = successor is None, known.recorded
+        self._last: Known | None = None
+        self.roster, self._go, self._job, self._ending = known.roster, known.go, known.job, known.ended
         self._strangers = Strangers("the coordinator", lambda event: self._notify(-1, event))
-        self._server = Server(bind, self, self._strangers)
+        self._server = Server(bind, self, self._strangers, successor.listener if successor else None)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
-        self._parted = Parted(self._server, self._notify, self._evict)
-        self.coming = Coming(self, self._server, self._notify, self._lost)
+        self.launchers = Launchers(
+            self._server, self._notify, known, self._lose_host, successor.folder if successor else ""
+        )
+        self._parted = Parted(self._server, self._notify, self._evict, known)
+        self.coming = Coming(self, self.launchers, self._server, self._notify, self._lost)
+        self.stewards.restore(known)
+        self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known)
+        self._board = Board(self._server)
+        self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if successor else None)
+        if successor:
+            self.notices, self._desk.tickets = successor.notices, successor.tickets
+            if successor.standing is not None:
+                self._server.tell_all(successor.standing, later=True)
         self._server.start()
+        self._server.call(self._door.await_back, self._lost)
+
+    @property
+    def hosts(self) -> Hosts:
+        """Those of the run, as far as they have come."""
+        return self.launchers.hosts
+
+    def known(self) -> Known:
+        """What the next coordinator would begin with."""
+        run = dataclasses.replace(self.stewards.known(self._begun), roster=self.roster, hosts=self.hosts, go=self._go)
+        claims, late = self.launchers.claims, self.launchers.late
+        return dataclasses.replace(run, job=self._job, claims=claims, late=late, ended=self._ending)
 
     # ------------------------------------------------------------- from other threads
 
@@ -72,18 +93,23 @@ class Hub:
         """Say that a worker is gone (its process ended, or it was stopped)."""
         self._server.call(self._lost, worker, reason)
 
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        """Let the server's thread do this, and the launcher know how the run stands then."""
+        self._server.call(function, *args)
+        self._server.call(self._notify, -1, None)
+
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
 
-    def abort(self, reason: str, again: messages.Again | None = None) -> None:
+    def abort(self, reason: str, again: Again | None = None) -> None:
         """End all workers at once; if the run is to start `again`, other hosts come back for it."""
         self._ending = True
         self._server.call(self._server.tell_all, messages.Abort(reason, again), True)
 
-    def tell_host(self, node: int, message: Message) -> None:
+    def start_on(self, node: int, start: Start) -> None:
         """Tell the launcher of the host with this place in the order of hosts."""
-        self._server.call(self._server.tell_one, "node", self.hosts.order[node], message)
+        self._server.call(self.launchers.start_on, node, start)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""
@@ -96,53 +122,34 @@ class Hub:
 
     # ------------------------------------------------------------- peers; see `Host`
 
-    def admit(self, peer: Peer) -> Welcome | Evicted:
-        """Let a worker in that was not here before, and hosts until all have come."""
-        if peer.joins or peer.role == "command":
-            return self.coming.admit(peer)
-        if peer.role == "node":
-            peer.number = self.hosts.free()
-            if peer.number >= self.hosts.nodes:
-                return Evicted(f"all {self.hosts.nodes} hosts of this run are here already")
-        elif peer.role == "server":
-            if not self.stewards.awaits(peer.number):
-                return Evicted("it is none of the parameter servers of this run")
-        elif self.roster.has_lost(peer.number):
-            return Evicted("it was evicted: the others continued without it")
-        elif (peer.role, peer.number) in self._server.peers:
-            return Evicted(f"worker {peer.number} is here already")
-        return Welcome(self._settings)
+    def admit(self, peer: Peer, who: Who) -> Welcome | Evicted | Stale:
+        """Let a worker in that was not here before, hosts until all have come, and all of them again."""
+        return self._door.admit(peer, who, self.roster, [] if self._lives_once else self.known().doors())
 
     def came(self, peer: Peer, who: Who) -> None:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
+        self._door.came(peer)
         if peer.role == "worker":
-            self.roster = self.roster.join(peer.number)
+            if not who.term:
+                self.roster = self.roster.join(peer.number)
             self._notify(peer.number, who)
             self.stewards.brief(peer)
             return
         if peer.role == "server":
-            return self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
-        if who.joins:
-            return self.coming.host_came(peer, who)
-        keeper = Place(peer.number, peer.host, who.interface, who.port) if who.port else None
-        self.hosts = self.hosts.come(peer.number, who.workers, keeper)
-        if len(self.hosts.workers) == self.hosts.nodes:
-            self.hosts = self.hosts.numbered({one.number: one.host for one in self._server.those("node")})
+            self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
+            return
+        self.launchers.came(peer, who)
+        if self.hosts.order and not (who.term or who.joins):
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
-        self._tell_hosts()
 
     def gone(self, peer: Peer, reason: str) -> None:
         """A worker is lost, or a host, with all of its workers."""
         if self._ending:
             return
-        if peer.role != "node":
+        if peer.role == "node":
+            self.launchers.gone(peer)
+        else:
             self._lost(peer.number, reason, peer.host)
-            return
-        if peer.number not in self.hosts.order:
-            self.hosts = self.hosts.leave(peer.number)
-            self._tell_hosts()
-            return
-        self._lose_host(peer, f"its host {peer.host} left")
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
@@ -153,28 +160,27 @@ class Hub:
         match message:
             case messages.Beat(at):
                 peer.at = at
-                self._server.tell(peer, messages.Clock(time.time()))
-            case messages.Posted(events):
-                for event in events:
-                    if isinstance(event, StepEvent):
-                        self._recorded = max(self._recorded, event.step)
-                    self._notify(peer.number, event)
+                self._server.tell(peer, messages.Clock(time.time(), peer.heard))
+            case messages.Back():
+                self._returned(peer, message)
+            case messages.Posted(events, number):
+                self._recorded = max([self._recorded, *(one.step for one in events if isinstance(one, StepEvent))])
+                self._job = next((one for one in events if isinstance(one, JobEvent)), self._job)
+                for one in (message,) if not self._lives_once else events:  # a launcher has to tell what comes twice
+                    self._notify(peer.number if peer.role != "node" else -1 - peer.number, one)
+                peer.heard = number
             case messages.Ready(committed, admits):
                 self._ready(peer.number, committed, admits)
             case messages.Finish():
                 self.roster = self.roster.finish(peer.number)
                 self._advance()
-            case messages.Value(key, value):
-                self._values[key] = value
-                for asker in self._askers.pop(key, []):
-                    self._server.tell(asker, message)
-            case messages.Get(key) if key in self._values:
-                self._server.tell(peer, messages.Value(key, self._values[key]))
-            case messages.Get(key):
-                self._askers.setdefault(key, []).append(peer)
+            case messages.Value():
+                self._board.leave(message)
+            case messages.Get():
+                self._board.ask(peer, message)
             case messages.Take() | messages.Done():
-                self._tickets = heard(self._tickets, peer.number, message, self.roster.alive)
-                self._hand_out()
+                self._desk.heard(peer.number, message, self.roster.alive)
+                self._desk.hand_out(regroups=bool(self.roster.ready))
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
             case messages.Leaving() | messages.Woke():
@@ -189,10 +195,8 @@ class Hub:
                 self.stewards.filled(server)
             case messages.Stuck():
                 self._notify(peer.number, msgspec.structs.replace(message, others=self._server.whereabouts(peer)))
-            case messages.Failed():  # the run ends: the others do not continue without this one
-                self._ending = True
-                self._notify(peer.number, message)
-            case messages.Saving():
+            case messages.Failed() | messages.Saving():
+                self._ending = self._ending or isinstance(message, messages.Failed)  # the others do not continue then
                 self._notify(peer.number, message)
             case _:
                 raise ValueError(f"{type(message).__name__} is not for the coordinator")
@@ -200,31 +204,41 @@ class Hub:
     # ------------------------------------------------------------- what follows
 
     def _notify(self, worker: int, notice: object) -> None:
-        if self._heard:
+        if not self._lives_once:
+            before, self._last = self._last, (known := self.known())
+            self.notices.put((worker, notice, None if known == before else known))
+            if known != before and known.heirs:
+                self.launchers.tell(messages.Known(known.packed()))
+        elif self._heard and notice is not None:
             self.notices.put((worker, notice))
-
-    def _tell_hosts(self) -> None:
-        """Say how many hosts are here, to those that wait for the others."""
-        present = messages.Present(len(self.hosts.workers), self.hosts.nodes)
-        for peer in self._server.those("node"):
-            self._server.tell(peer, present)
-        self._notify(-1, present)
 
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""
         if all_finished(self.roster):
             self._ending = True
-            self._server.tell_all(farewell := messages.Farewell())
-            self._notify(-1, farewell)
+            self._notify(-1, farewell := messages.Farewell())
+            self._server.tell_all(farewell, later=True)
             return
         if (step := next_generation(self.roster)) is None:
             return
         self.roster, go = step
-        self._values.clear()
-        self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
-        self._notify(-1, Formed(go, time.time()))
+        self._go = go = msgspec.structs.replace(go, recorded=self._recorded)
+        self._board.clear()
+        self._notify(-1, Formed(go, time.time()))  # the launcher knows before any worker, and outlives us
+        self._server.tell_all(go)
         self.coming.formed()
-        self._hand_out()
+        self._desk.hand_out(regroups=False)
+
+    def _returned(self, peer: Peer, back: messages.Back) -> None:
+        """A worker has come back, and says what it knows."""
+        self.roster, self._go, words = returned(self.roster, self._go, peer.number, back)
+        self._notify(-1, None)
+        for word in words:
+            self._server.tell(peer, word)
+            if isinstance(word, Evicted):
+                self._door.refused(peer, word)
+        self.coming.came_back(peer)
+        self._advance()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
@@ -244,34 +258,21 @@ class Hub:
         host = peer.host if peer is not None else host
         self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host, was_member))
         if was_member:
-            if self._tickets is not None:  # before the news: a worker that waits for a part need not regroup first
-                self._tickets = self._tickets.lose(worker)
-                self._hand_out()
+            self._desk.lose(worker)  # before the news: a worker that waits for a part need not regroup first
+            self._desk.hand_out(regroups=bool(self.roster.ready))
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
             self.coming.tell()
 
-    def _lose_host(self, peer: Peer, reason: str) -> None:
-        """By the launcher of a host, which is none of the peers any more."""
-        self.hosts = self.hosts.lose(peer.number)
-        for worker in self.hosts.workers_of(peer.number):
-            self._lost(worker, reason, peer.host, with_host=True)
-        self.stewards.lost_host(self.hosts.order.index(peer.number), peer.host)
+    def _lose_host(self, number: int, host: str, reason: str) -> None:
+        for worker in self.hosts.workers_of(number):
+            self._lost(worker, reason, host, with_host=True)
+        self.stewards.lost_host(self.hosts.order.index(number), host)
 
     def _evict(self, node: int, reason: str) -> None:
-        """Go on without a host, and tell its launcher."""
-        peer = None if self._ending else self._server.drop(self.hosts.order[node], Evicted(reason), "node")
-        if peer is not None:
-            self._lose_host(peer, f"its host {peer.host} was evicted: {reason}")
-
-    def _hand_out(self) -> None:
-        """Answer those that wait for a part. While some worker waits to regroup, none is given a new one."""
-        if self._tickets is None or (self.roster.ready and not self._tickets.over):
-            return
-        self._tickets, answers = self._tickets.hand_out()
-        for worker, answer in answers:
-            self._server.tell_one("worker", worker, answer)
+        if not self._ending:
+            self.launchers.evict(node, reason)
 
     def _torn(self, generation: int) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""

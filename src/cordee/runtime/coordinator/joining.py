@@ -121,6 +121,9 @@ def take_back(places: Places, worker: int, steps: int) -> tuple[Places, Change]:
     for newer, older in places.replaces.items():
         if older == worker:
             return places, Change("woke", f"worker {worker} continues, but worker {newer} has its place: it is ended")
+    if worker not in places.seats:
+        text = f"worker {worker}, which was stopped and evicted, continues, and is ended: the host that knew its place"
+        return places, Change("woke", f"{text} does not coordinate any more")
     places, seat = replacement(places, worker, steps)
     what = f"worker {worker}, which was stopped and evicted, continues: "
     if seat is None:
@@ -142,7 +145,7 @@ def late_host(launch: Launch, started: int) -> Welcome | Evicted:
     if refusal:
         return Evicted(f"no host can enter this run: {refusal}")
     target = launch.target
-    return Welcome({}, Running(target.path, target.settings, str(launch.plan), launch.deadline_s))
+    return Welcome({}, run=Running(target.path, target.settings, str(launch.plan), launch.deadline_s))
 
 
 def _coming(why: Why, places: Places, starts: list[Seat], before: str) -> Change:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from cordee.core.events import WarningEvent
 from cordee.group.messages import Unreached
+from cordee.runtime.coordinator.known import Known
 from cordee.runtime.coordinator.policy import put_out
 from cordee.runtime.coordinator.server import Server
 
@@ -19,10 +20,11 @@ class Parted:
     """What workers report of each other, for some moments; called by the thread of the hub's server."""
 
     def __init__(
-        self, server: Server, notify: Callable[[int, object], None], evict: Callable[[int, str], None]
+        self, server: Server, notify: Callable[[int, object], None], evict: Callable[[int, str], None], known: Known
     ) -> None:
-        """`evict` is told the number of a node, and the reason."""
+        """`evict` is told the number of a node, and the reason; that of the coordinator's own, as `known`, stays."""
         self._server, self._notify, self._evict = server, notify, evict
+        self._home = known.hosts.order.index(known.home) if known.hosts.order else 0
         self._reports: list[tuple[int, int, str]] = []
 
     def heard(self, worker: int, message: Unreached, nodes: Callable[[], Mapping[int, int]]) -> None:
@@ -43,7 +45,7 @@ class Parted:
                 pairs.setdefault((nodes[first], nodes[second]), (first, second, reason))
         counts = Counter(nodes.values())
         while pairs:
-            gone = put_out(pairs, counts)
+            gone = put_out(pairs, counts, self._home)
             there: set[str] = set()
             for one, other, reason in [pairs.pop(pair) for pair in list(pairs) if gone in pair]:
                 out, stays = map(self._server.name_of, (one, other) if nodes[one] == gone else (other, one))

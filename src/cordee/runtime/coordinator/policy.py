@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import msgspec
 
-from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, WorkersLost, error_named
+from cordee.core.errors import CordeeError, CutOff, Evicted, WaitedTooLong, WorkerFailed, WorkersLost, error_named
 from cordee.group.messages import Failed, Go, Seat, Stuck, name_of
 from cordee.runtime.coordinator.holders import Servers, holders_of
 from cordee.runtime.coordinator.state import Places, Roster
-from cordee.runtime.notices import Lost, NotStarted, ServerLost
+from cordee.runtime.notices import Lost, Minority, NotStarted, ServerLost, Superseded
 from cordee.runtime.wording import Wording
 
 STEADY_STEPS = 20
@@ -80,14 +80,23 @@ def decide(generation: int, committed: dict[int, int]) -> Go:
     return Go(generation, tuple(sorted(committed)), target, giver)
 
 
-def put_out(pairs: Collection[tuple[int, int]], workers: Mapping[int, int]) -> int:
+def goes_on(here: int, of: int, *, tie: bool) -> bool:
+    """Whether so many hosts that reach each other continue, of so many that the run had before some fell silent.
+
+    Those that are not here may only be out of reach, and count alike: so at most one side continues. Where both sides
+    have as many, the one that has the `tie` does.
+    """
+    return 2 * here > of or (tie and 2 * here == of)
+
+
+def put_out(pairs: Collection[tuple[int, int]], workers: Mapping[int, int], home: int = 0) -> int:
     """Of pairs of hosts that do not reach each other, by their node numbers: the host to evict first.
 
-    The coordinator's, number 0, stays. It is the one of most pairs; of several the one with fewest `workers`, then the
+    The coordinator's, `home`, stays. It is the one of most pairs; of several the one with fewest `workers`, then the
     one with the highest number.
     """
     counted = Counter(host for pair in pairs for host in pair)
-    return max(counted, key=lambda host: (host != 0, counted[host], -workers.get(host, 0), host))
+    return max(counted, key=lambda host: (host != home, counted[host], -workers.get(host, 0), host))
 
 
 def replacement(places: Places, worker: int, steps: int) -> tuple[Places, Seat | None]:
@@ -149,6 +158,13 @@ def what_ends(worker: int, host: str, notice: object, wording: Wording) -> Corde
                 f"no parameter server is left for shard {shard}: {name_of(worker)}, the last one, was lost: {reason}. "
                 "With backups=true or persist=true, which are the defaults, others take its place"
             )
+        case Minority(here, of, reason):
+            return CutOff(
+                f"{reason}, so this host reaches only {here} of {of} hosts of the run. The others may continue without "
+                "it, so it ends. If they do not"
+            )
+        case Superseded(term):
+            return Evicted(f"another coordinator of this run goes on, number {term}: this one ends with its workers")
         case CordeeError():
             return notice
         case Lost(reason=reason, left=0):

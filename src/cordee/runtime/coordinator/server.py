@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from cordee.core.errors import RendezvousError
 from cordee.group.client import BEAT_S, STALL_S
-from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
+from cordee.group.messages import Evicted, Hello, Message, Stale, Welcome, Who, decode_message
 from cordee.group.strangers import CROWDED, Strangers, Unproven, why
 from cordee.group.tls import Certificates, ServerTls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Cut, length_of, nonce, pack, proof, proven, unpack
@@ -48,8 +48,10 @@ class Peer:
     seen: float
     at: str = "starting"
     """What it said it was doing last; named when others waited for it in vain."""
-    joins: bool = False
-    """Of a host: whether it enters a run that has begun."""
+    silent: bool = False
+    """Whether it was given up for its silence."""
+    heard: int = 0
+    """The number of the last `Posted` of it that was passed on."""
 
     @property
     def name(self) -> str:
@@ -60,8 +62,8 @@ class Peer:
 class Host(Protocol):
     """Decides what becomes of the peers of a server; called by its thread."""
 
-    def admit(self, peer: Peer) -> Welcome | Evicted:
-        """The answer to a peer that has shown the token."""
+    def admit(self, peer: Peer, who: Who) -> Welcome | Evicted | Stale:
+        """The answer to a peer that has shown the token; it is let in with a `Welcome`."""
 
     def came(self, peer: Peer, who: Who) -> None:
         """It is one of `peers` now."""
@@ -79,8 +81,8 @@ class Host(Protocol):
 class Server:
     """Connections to the peers of one run."""
 
-    def __init__(self, bind: Address, host: Host, strangers: Strangers) -> None:
-        """Listen at `bind` (port 0 picks one); peers are let in from `start` on."""
+    def __init__(self, bind: Address, host: Host, strangers: Strangers, listener: socket.socket | None = None) -> None:
+        """Listen at `bind` (port 0 picks one), or by a `listener` there; peers are let in from `start` on."""
         self._host, self._strangers = host, strangers
         self._unproven = 0
         """Connections that have not shown the token yet."""
@@ -90,7 +92,7 @@ class Server:
         self._standing: Message | None = None
         """What every peer is told, whenever it connects: that the run stops."""
         self._ticked = time.monotonic()
-        listener = _bind(bind.host, bind.port)
+        listener = listener or listen(bind.host, bind.port)
         self.address = dataclasses.replace(bind, port=listener.getsockname()[1])
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), name="cordee-hub", daemon=True)
@@ -123,6 +125,10 @@ class Server:
     def those(self, role: str) -> list[Peer]:
         """The peers of one role."""
         return [peer for peer in list(self.peers.values()) if peer.role == role]
+
+    def fresh(self, role: str) -> list[Peer]:
+        """The peers of one role that have said something just now."""
+        return [peer for peer in self.those(role) if time.monotonic() - peer.seen < STALL_S]
 
     def name_of(self, worker: int) -> str:
         """What a worker is called, with its host if it is here."""
@@ -235,10 +241,10 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes
     ) -> Peer | None:
         who = await _prove(reader, writer, self._token, certificate)
-        peer = Peer(who.role, who.number, who.host, writer, time.monotonic(), joins=who.joins)
-        answer = self._host.admit(peer)
+        peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
+        answer = self._host.admit(peer, who)
         writer.write(pack(answer))
-        if isinstance(answer, Evicted):
+        if not isinstance(answer, Welcome):
             return None
         self.peers[peer.role, peer.number] = peer
         if self._standing is not None:
@@ -267,6 +273,7 @@ class Server:
                 reason = f"silent for {limit:.0f} s"
                 self.tell(peer, Evicted(reason))
                 peer.writer.close()
+                peer.silent = True
                 self._gone(peer, reason)
         self._loop.call_later(BEAT_S, self._tick)
 
@@ -295,7 +302,8 @@ async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message
         raise
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listener there; port 0 picks one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)

@@ -139,7 +139,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, numbered as they came; number 0 is the coordinator's own."""
+    """The hosts of a run, numbered as they came; number 0 is that of the first coordinator."""
 
     nodes: int
     """So many are to come."""
@@ -149,6 +149,10 @@ class Hosts:
     """The hosts, by the ids of their workers, once all have come; a host's place in here is its node number."""
     places: dict[int, int] = field(default_factory=dict)
     """Worker → its host."""
+    names: dict[int, str] = field(default_factory=dict)
+    """What each is called."""
+    doors: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Where the launcher of each of the others listens: there it coordinates if it has to."""
     keepers: dict[int, Place] = field(default_factory=dict)
     """Host → where its launcher takes copies of the state."""
     gone: frozenset[int] = frozenset()
@@ -158,10 +162,11 @@ class Hosts:
         """The number of the next host that comes."""
         return next(number for number in itertools.count(1) if number not in self.workers)
 
-    def come(self, host: int, workers: int, keeper: Place | None = None) -> Hosts:
-        """A host came."""
+    def come(self, host: int, workers: int, keeper: Place | None = None, door: tuple[str, int] = ("", 0)) -> Hosts:
+        """A host came; its launcher listens at the `door`, and for copies of the state at another place, if at any."""
         keepers = self.keepers if keeper is None else {**self.keepers, host: keeper}
-        return replace(self, workers={**self.workers, host: workers}, keepers=keepers)
+        doors = {**self.doors, host: door}
+        return replace(self, workers={**self.workers, host: workers}, keepers=keepers, doors=doors)
 
     def lose(self, host: int) -> Hosts:
         """A host was lost in the run."""
@@ -185,11 +190,13 @@ class Hosts:
         """Number the workers through, host by host, by the `names` of the hosts that follow the coordinator's."""
         order = tuple(sorted(self.workers, key=lambda host: (names.get(host, ""), host)))
         hosts = [host for host in order for _ in range(self.workers[host])]
-        return replace(self, order=order, places=dict(enumerate(hosts)))
+        names = {host: names.get(host, "") for host in order}
+        return replace(self, order=order, places=dict(enumerate(hosts)), names=names)
 
-    def grown(self, host: int, workers: int) -> Hosts:
-        """A host enters the run that has begun: it is the last in the order."""
-        return replace(self, nodes=self.nodes + 1, workers={**self.workers, host: workers}, order=(*self.order, host))
+    def grown(self, host: int, workers: int, name: str) -> Hosts:
+        """A host enters the run that has begun: it is the last in the order, and never coordinates."""
+        workers_of, order = {**self.workers, host: workers}, (*self.order, host)
+        return replace(self, nodes=self.nodes + 1, workers=workers_of, order=order, names={**self.names, host: name})
 
     @property
     def counts(self) -> list[int]:

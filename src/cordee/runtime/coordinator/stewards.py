@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from cordee.group.messages import Evicted, Place
-from cordee.runtime.coordinator.holders import Servers
+from cordee.runtime.coordinator.holders import Servers, holders_of
+from cordee.runtime.coordinator.known import Known
 from cordee.runtime.coordinator.policy import server_in_place_of
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.notices import ServerLost, ServersHold
@@ -23,6 +25,21 @@ class Stewards:
         self._gone: set[int] = set()
         """Hosts that left."""
 
+    @property
+    def left(self) -> frozenset[int]:
+        """The node numbers of hosts that left."""
+        return frozenset(self._gone)
+
+    def known(self, run: Known) -> Known:
+        """The run, with its servers as they are."""
+        lost, left = frozenset(self._lost), self.left
+        return replace(run, servers=self.servers, persist=self._persist, lost_servers=lost, left_hosts=left)
+
+    def restore(self, known: Known) -> None:
+        """What the coordinator before this one knew."""
+        self.servers, self._persist = known.servers, known.persist
+        self._lost, self._gone = set(known.lost_servers), set(known.left_hosts)
+
     def expect(self, servers: Servers, *, persist: bool) -> None:
         """These are about to be started; what they `persist` outlives them."""
         self.servers, self._persist = servers, persist
@@ -32,13 +49,16 @@ class Stewards:
         return number not in self._lost and self.servers.seat_of(number) is not None
 
     def brief(self, peer: Peer) -> None:
-        """Tell a worker that comes later."""
+        """Tell a worker or a server that comes later."""
         if self.servers.view:
             self._server.tell(peer, self.servers.told())
 
-    def came(self, place: Place) -> None:
-        """A server listens there."""
-        self._change(self.servers.came(place))
+    def came(self, peer: Peer, place: Place) -> None:
+        """A server listens there; one that is known already has come back."""
+        if any(place.number == one.number for holding in self.servers.shards for one in holders_of(holding)):
+            self.brief(peer)
+        else:
+            self._change(self.servers.came(place))
 
     def filled(self, number: int) -> None:
         """A server has all that the first holder of its shard has."""
@@ -55,8 +75,7 @@ class Stewards:
         left, _ = self.servers.lost(number)
         left, new = server_in_place_of(left, number, self._gone)
         shard, ends = self.servers.shard_of(number), self.servers.is_last(number) and not self._persist
-        self._notify(number, ServerLost(shard, host, reason, time.time(), new, ends))
-        self._change(left)
+        self._change(left, ServerLost(shard, host, reason, time.time(), new, ends), number)
 
     def lost_host(self, node: int, host: str) -> None:
         """A host left, and with it its servers."""
@@ -65,9 +84,11 @@ class Stewards:
             if seat.world.node == node:
                 self.lost(seat.worker, f"its host {host} left", host)
 
-    def _change(self, servers: Servers) -> None:
-        """Tell all peers which servers hold what, if that is another view."""
+    def _change(self, servers: Servers, notice: object = None, number: int = -1) -> None:
+        """Tell all peers which servers hold what, if that is another view; before them the launcher."""
         before, self.servers = self.servers, servers
+        if notice is not None:
+            self._notify(number, notice)
         if servers.view > before.view:
-            self._server.tell_all(servers.told())
             self._notify(-1, ServersHold(servers.told(), time.time()))
+            self._server.tell_all(servers.told())

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cordee.core.window import Item, Window
 from cordee.group.messages import Done, Message, Take, Ticket, WindowOver
+from cordee.runtime.notices import Notice
 
 
 class Part(NamedTuple):
@@ -94,6 +95,14 @@ class Tickets:
         held = {other: one for other, one in self.held.items() if other != worker}
         rows = self._changed({item: Part(worker, self.turn, tuple(record))})
         return replace(self, rows=rows, held=held, left=self.left - 1, turn=self.turn + 1).ask(worker)
+
+    def has_done(self, worker: int, window: tuple[int, int], item: Item) -> bool:
+        """Whether a worker has said before that it did this part."""
+        place = item[0] - self._first
+        if window != self.window.number or not 0 <= place < len(self.rows):
+            return False
+        part = self.rows[place][item[1]]
+        return part.worker == worker and part.turn >= 0
 
     def lose(self, worker: int) -> Tickets:
         """A worker is lost: what it held is free again, and what it had done too, if that is lost with it."""
@@ -179,10 +188,31 @@ class Tickets:
         return tuple(rows)
 
 
-def heard(tickets: Tickets | None, worker: int, message: Take | Done, alive: Iterable[int]) -> Tickets:
+class Turn(Notice):
+    """One change of the tickets, as the coordinator makes it and its launcher after it."""
+
+    what: Literal["heard", "lost", "handed out"]
+    worker: int = -1
+    message: Take | Done | None = None
+    alive: tuple[int, ...] = ()
+
+
+def after(tickets: Tickets | None, turn: Turn) -> tuple[Tickets | None, list[tuple[int, Message]]]:
+    """The tickets after a change, and what workers are told then."""
+    if turn.message is not None:
+        return _heard(tickets, turn.worker, turn.message, turn.alive)
+    if tickets is None:
+        return None, []
+    return (tickets.lose(turn.worker), []) if turn.what == "lost" else tickets.hand_out()
+
+
+def _heard(
+    tickets: Tickets | None, worker: int, message: Take | Done, alive: Iterable[int]
+) -> tuple[Tickets, list[tuple[int, Message]]]:
     """What a worker asked for, or has done; the first that asks for a window opens it, and ends the one before.
 
     If all workers that knew of that end are lost, the others ask for the one before again: it is not over for them.
+    A worker whose answer was lost with its coordinator says to the next one again what it has done.
     """
     number = None if tickets is None else tickets.window.number
     if isinstance(message, Take):
@@ -191,7 +221,13 @@ def heard(tickets: Tickets | None, worker: int, message: Take | Done, alive: Ite
             tickets = tickets.before
         elif tickets is None or number != wanted:
             tickets = Tickets.begin(message.window, alive, tickets)
-        return tickets.ask(worker)
+        return tickets.ask(worker), []
+    done = (message.step, message.part)
+    if tickets is not None and tickets.before is not None and tickets.before.has_done(worker, message.window, done):
+        before = tickets.before
+        return tickets, [(worker, WindowOver(before.window, before.records(), before.history()))]
+    if tickets is not None and tickets.has_done(worker, message.window, done):
+        return tickets.ask(worker), []
     if tickets is None or number != message.window:
         raise ValueError(f"worker {worker} did a part of window {message.window}, but the open one is {number}")
-    return tickets.finish(worker, (message.step, message.part), message.record)
+    return tickets.finish(worker, done, message.record), []

@@ -50,8 +50,9 @@ class News(msgspec.Struct):
     """Why it could not be started."""
 
 
-decode_request: Callable[[bytes], WorkerSpec | int] = msgspec.json.Decoder(WorkerSpec | int).decode
-"""A worker to fork, whose open files come with it, or a process to end."""
+COORDINATE = "coordinate"
+decode_request: Callable[[bytes], WorkerSpec | int | str] = msgspec.json.Decoder(WorkerSpec | int | str).decode
+"""A worker to fork, whose open files come with it, a process to end, or that the run's coordinator is to be forked."""
 decode_news: Callable[[bytes], News] = msgspec.json.Decoder(News).decode
 
 
@@ -89,6 +90,7 @@ def preload(*, for_many: bool) -> None:
     import torch
     import torch._dynamo  # noqa: F401  (every optimizer imports it at its first step)
 
+    import cordee.runtime.coordinator.process
     import cordee.runtime.worker  # noqa: F401
 
     for late in LATE if for_many else ():
@@ -118,6 +120,9 @@ def serve(sock: socket.socket) -> NoReturn:
         message, descriptors = receive(sock, decode_request)
         if message is None:
             _end_all(children)
+        if isinstance(message, str):
+            _fork_coordinator(sock, descriptors)
+            continue
         if isinstance(message, int):
             if message in children:  # still ours, so the number has not passed to another process
                 os.kill(message, signal.SIGKILL)
@@ -138,6 +143,30 @@ def serve(sock: socket.socket) -> NoReturn:
         if pid > 0:
             children[pid] = message.worker
             _say(sock, News(message.worker, pid))
+
+
+def _fork_coordinator(sock: socket.socket, descriptors: list[int]) -> None:
+    """It is none of the workers, which end with us: it ends by itself when its launcher is gone."""
+    try:
+        child = os.fork() == 0
+    except OSError:  # no memory, or too many processes: the launcher sees that its link has no other end
+        child = False
+    if child:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sock.close()
+        _name_process("cordee-hub")
+        from cordee.runtime.coordinator.process import coordinate
+
+        coordinate(*descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _name_process(name: str) -> None:
+    """The name that ps and top show."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(15, name.encode())
 
 
 def _say(sock: socket.socket, news: News) -> None:
@@ -173,11 +202,8 @@ def _become_worker(spec: WorkerSpec, descriptors: list[int]) -> NoReturn:
     """In the child: take the launcher's output and run the worker."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.suppress(OSError):
-        prctl = ctypes.CDLL(None).prctl
-        prctl(1, signal.SIGKILL)  # should this server be killed, its workers go with it
-        prctl(
-            15, name_of(spec.worker).replace("worker ", "cordee-").replace("server ", "cordee-s").encode()
-        )  # the name that ps and top show
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # should this server be killed, its workers go with it
+    _name_process(name_of(spec.worker).replace("worker ", "cordee-").replace("server ", "cordee-s"))
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[1], 2)
     for descriptor in descriptors[:2]:
@@ -237,13 +263,24 @@ def stay_warm(path: Path, minutes: float) -> None:
 
 
 def main() -> None:
-    """`python -m cordee.runtime.engines.forkserver FD`, or `PATH MINUTES` to stay warm."""
+    """`python -m cordee.runtime.engines.forkserver FD [coordinate]`, or `PATH MINUTES` to stay warm.
+
+    To `coordinate` is the first thing that the launcher asks for, and needs nothing of what is loaded after it.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # no thread pool may exist before the fork
-    alone = len(sys.argv) == 2
-    preload(for_many=not alone)
-    if alone:
-        serve(socket.socket(fileno=int(sys.argv[1])))
-    stay_warm(Path(sys.argv[1]), float(sys.argv[2]))
+    first, *more = sys.argv[1:]
+    if more and more != [COORDINATE]:
+        preload(for_many=True)
+        stay_warm(Path(first), float(more[0]))
+        return
+    sock = socket.socket(fileno=int(first))
+    if more:
+        request, descriptors = receive(sock, decode_request)
+        if request is None:
+            return
+        _fork_coordinator(sock, descriptors)
+    preload(for_many=False)
+    serve(sock)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ import itertools
 import queue
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
 
 from cordee.core import interrupts
 from cordee.core.errors import (
@@ -24,7 +27,9 @@ from cordee.group import messages
 from cordee.group.client import Client
 from cordee.group.messages import Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
-from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.known import Known, unpack_known
+from cordee.runtime.coordinator.server import listen
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.keeping import Kept
@@ -35,6 +40,10 @@ from cordee.runtime.spec import WorkerSpec
 
 LOOK_S = 0.1
 """How often a host looks whether a signal has come."""
+TURN_S = 6.0
+"""How long each of the hosts before this one has to take over, before this one does."""
+SURE_S = 8.0
+"""After so much more time a coordinator that does not answer, though its launcher may live, counts as gone."""
 END_S = 2.0
 """How long workers may take to end after the run has ended."""
 EVICTED = "Look at the network of this host before you use it again"
@@ -45,12 +54,12 @@ NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 class HostsEngine:
     """Starts workers on several hosts: on this one itself, on the others through their launchers."""
 
-    def __init__(self, local: Engine, hub: Hub, keeper: Place | None) -> None:
-        """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`.
+    def __init__(self, local: Engine, hub: Coordinator, keeper: Place | None, node: int = 0) -> None:
+        """`local` starts the workers of this host, the `node`; the launchers of the others are connected to `hub`.
 
         `keeper`: where this host takes copies of the state.
         """
-        self._local, self._hub, self._keeper = local, hub, keeper
+        self._local, self._hub, self._keeper, self._node = local, hub, keeper, node
         self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
         self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
@@ -58,14 +67,15 @@ class HostsEngine:
     def start(self, seats: Iterable[Seat]) -> None:
         """A launcher gives each worker what its own host has: cores, a device, a folder, an environment."""
         for node, group in itertools.groupby(seats, lambda seat: seat.world.node):
-            if node == 0:
+            if node == self._node:
                 self._local.start(group)
             else:
-                self._hub.tell_host(node, messages.Start(list(group), self._hub.hosts.keeper_after(node, self._keeper)))
+                keeper = self._hub.hosts.keeper_after(node, self._keeper)
+                self._hub.start_on(node, messages.Start(list(group), keeper))
 
 
 class Follower:
-    """The launcher of a host that does not coordinate."""
+    """The launcher of a host that does not coordinate, unless it has to: when the coordinator's host is gone."""
 
     def __init__(
         self,
@@ -80,18 +90,24 @@ class Follower:
 
         `former` has started the workers of this host before, in a run that continues.
         """
-        self._launch, self._address, self._say, self._kept = launch, address, say, kept
+        self.address, self._say, self.kept = address, say, kept
+        """Where the coordinator is."""
+        self.known: Known | None = None
+        """What the next coordinator begins with, once all hosts have come."""
+        self.votes: int | None = None
+        """None: this host does not take over. How many hosts have to come to it, with itself; 0: it needs none."""
         self._node = 0
         """The place of this host among the hosts."""
         self._again: messages.Again | None = None
         """How the run continues, of which every start ends with the connection to the coordinator."""
-        self._notices: Notices = queue.SimpleQueue()
-        self._started = False
+        self.notices: Notices = queue.SimpleQueue()
+        self._started: set[int] = set()
+        """The workers and servers that were started here."""
         self._awaited = ""
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        self.engine = engine_for(former, self._notices, self._spec, (launch.output, sent_job, launch.takes_back))
+        self.engine = engine_for(former, self.notices, self._spec, (launch.output, sent_job, launch.takes_back))
         at = kept.place or messages.Place(0, "", "", 0)
         who = messages.Who(
             "node",
@@ -103,37 +119,57 @@ class Follower:
         )
         self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
         try:
+            interface = own_address_towards(address.host, address.port)
+            self.listener = listen(interface, 0)
+            self.door = interface, int(self.listener.getsockname()[1])
+            who = msgspec.structs.replace(who, door=self.door)
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
             self.engine.close()
             raise
         self._client.at, kept.tell = "watching", self._client.post
+        self._client.stays = self._stays
         self._client.start()
         try:
-            self._launch = launch.told(self._client.settings).entering(self._client.run)
+            self.launch = launch.told(self._client.settings).entering(self._client.run)
         except BaseException:
             self._client.close()
+            self.close()
             self.engine.close()
             raise
 
     def watch(self, signals: Interrupts) -> Launch | None:
         """Start workers and say what becomes of them, until the run has ended; raises what ended it early.
 
-        Returns what to start on this host in a run that continues.
+        Returns what to start on this host in a run that continues. If this host takes over, it returns before the run
+        has ended, with the workers as they are.
         """
         try:
             while not self._take(signals):
                 pass
+            if self.votes is not None:
+                return None
             self.engine.wait(END_S)
             if self._again is not None:
-                return continued(self._launch, self._again, self._node, Continued(0, ""))
+                return continued(self.launch, self._again, self._node, Continued(0, ""))
             if self._stopping:
-                raise Interrupted(f"{STOPPED} {self._address}, says how to go on")
+                raise Interrupted(f"{STOPPED} {self.address}, says how to go on")
             return None
         finally:
             self._client.close()
-            self.engine.end()
+            if self.votes is None:
+                self.close()
+
+    def close(self) -> None:
+        """End the workers of this host; a second call does nothing."""
+        self.engine.end()
+        self.listener.close()
+
+    @property
+    def number(self) -> int:
+        """This host's among the hosts."""
+        return self._client.number
 
     def _take(self, signals: Interrupts) -> bool:
         """Take the next message or notice, or wait a moment for it; True when the run has ended."""
@@ -151,7 +187,7 @@ class Follower:
             self._wait.tell(self._awaited)
         due = self.engine.look()
         with contextlib.suppress(queue.Empty):
-            worker, notice = self._notices.get(timeout=LOOK_S if due is None else due)
+            worker, notice = self.notices.get(timeout=LOOK_S if due is None else due)
             match notice:
                 case messages.Lose() | messages.Woke():
                     self._client.send(notice)
@@ -160,21 +196,14 @@ class Follower:
                 case messages.Present(here, of):
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
                 case messages.Start(seats, keeper):
-                    self._node = seats[0].world.node
-                    self._kept.send_to(keeper)
-                    if not self._started and self._launch.workers == 0:
-                        self._say("this host computes nothing; it holds parameters for the others")
-                    self._started = True
-                    if workers := [seat for seat in seats if not seat.serves]:
-                        numbers = ", ".join(str(seat.worker) for seat in workers)
-                        of_all = f", of {plural(workers[0].world.size, 'worker')} in all" * (not workers[0].joins)
-                        self._say(f"on this host{of_all}: {numbers}")
-                    self.engine.start(seats)
+                    self.kept.send_to(keeper)
+                    if new := [seat for seat in seats if seat.worker not in self._started]:  # else it is told again
+                        self._start(new)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
                 case messages.Abort(reason, again) if again is not None and not self._asked:
                     self._come_back(reason, again)
-                case CoordinatorLost() if self._again is not None:
+                case CoordinatorLost() if self._again is not None or self.votes is not None:
                     return True
                 case messages.Abort(reason):
                     raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
@@ -188,23 +217,51 @@ class Follower:
                     return True
         return False
 
+    def _start(self, seats: list[Seat]) -> None:
+        self._node = seats[0].world.node
+        if not self._started and self.launch.workers == 0:
+            self._say("this host computes nothing; it holds parameters for the others")
+        self._started |= {seat.worker for seat in seats}
+        if workers := [seat for seat in seats if not seat.serves]:
+            numbers = ", ".join(str(seat.worker) for seat in workers)
+            of_all = f", of {plural(workers[0].world.size, 'worker')} in all" * (not workers[0].joins)
+            self._say(f"on this host{of_all}: {numbers}")
+        self.engine.start(seats)
+
     def _come_back(self, reason: str, again: messages.Again) -> None:
         """The run has lost its last whole replica, and continues: once the coordinator has hung up, meet there anew."""
         if again.keeper is not None:
             self.engine.wait(END_S)  # until workers have written their last copies
-            self._kept.bring(again.keeper)
-        if self._launch.workers and not again.workers[self._node]:
+            self.kept.bring(again.keeper)
+        if self.launch.workers and not again.workers[self._node]:
             raise WorkersLost(f"no worker of this host is left, and the run continues without it: {reason}")
         self._say("the run has lost its last whole replica; this host continues it with the others")
         self._again = again
 
     def _hear(self, message: Message) -> None:
-        self._notices.put((-1, message))
+        if isinstance(message, messages.Known):
+            self.known = unpack_known(message.state)
+            first, *_ = self._client.addresses
+            doors = [door for door in self.known.doors() if door != self.door]
+            self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
+            return
+        if isinstance(message, messages.Abort):
+            self._client.expect_end()
+        self.notices.put((-1, message))
+
+    def _stays(self, seconds: float, refused: bool) -> bool:
+        """The coordinator is lost: whether to look for another one, or be it. The hosts do so in their order."""
+        if self.known is None or self.number not in self.known.heirs:  # perhaps one of the others does
+            return not refused or (self.known is not None and bool(self.known.heirs))
+        if seconds < self.known.heirs.index(self.number) * TURN_S + (0 if refused else SURE_S):
+            return True
+        self.votes = 0 if refused else len(self.known.here) // 2 + 1
+        return False
 
     def _lost(self, how: str) -> None:
-        gone = f"the coordinator at {self._address} is gone; the workers of this host were ended"
-        self._notices.put((-1, CoordinatorLost(gone)))
+        gone = f"the coordinator at {self.address} is gone; the workers of this host were ended"
+        self.notices.put((-1, CoordinatorLost(gone)))
 
     def _spec(self, seat: Seat) -> WorkerSpec:
-        interface = own_address_towards(self._address.host, self._address.port)
-        return self._kept.told(self._launch.spec(self._address, interface, seat))
+        interface = own_address_towards(self.address.host, self.address.port)
+        return self.kept.told(self.launch.spec(self.address, interface, seat))

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from cordee.core import interrupts
-from cordee.core.errors import CordeeError, WorkersLost
+from cordee.core.errors import CordeeError, Evicted, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
 from cordee.group.messages import FIRST_SERVER, Lose, Seat, Woke
-from cordee.runtime.engines.forkserver import News, decode_news, receive, send
+from cordee.runtime.engines.forkserver import COORDINATE, News, decode_news, receive, send
 from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
 from cordee.runtime.notices import Look, Notices, NotStarted
 from cordee.runtime.relay import Output, Relay
@@ -41,11 +41,13 @@ class LocalEngine:
         sent_job: bytes | None = None,
         *,
         keeps_stopped: bool = False,
+        coordinates: bool = False,
     ) -> None:
         """Connect to a warm server if there is one, else start one that ends with this process.
 
         `spec_of` says what a worker needs to know; `output` takes what workers print; `sent_job` is a packed job.
         `keeps_stopped`: a worker that is stopped is not ended, so that a notice `Woke` tells when it continues.
+        `coordinates`: `coordinate` is called next.
         """
         self._notices, self._spec_of = notices, spec_of
         self._job = _in_memory(sent_job)
@@ -61,10 +63,21 @@ class LocalEngine:
         self._changed = threading.Condition()
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._sock = connect_warm(lambda message: notices.put((-1, WarningEvent(message)))) or self._serve()
+        self._sock = connect_warm(lambda message: notices.put((-1, WarningEvent(message)))) or self._serve(
+            [COORDINATE] if coordinates else []
+        )
+        self._sending = threading.Lock()
         self._listener = threading.Thread(target=self._listen, name="cordee-engine", daemon=True)
         self._is_ready = threading.Event()
         self._listener.start()
+
+    def coordinate(self, listener: int, line: int) -> None:
+        """Start a process that coordinates the run, with these open files; any thread may call this."""
+        try:
+            with self._sending:
+                send(self._sock, COORDINATE, (listener, line))
+        except OSError as error:
+            raise CordeeError(f"the process that starts workers has ended: {error}") from error
 
     def start(self, seats: Iterable[Seat]) -> None:
         """With our standard output and error, or what takes their place."""
@@ -77,7 +90,7 @@ class LocalEngine:
             interrupts.check()
             self._asked.add(seat.worker)
             try:
-                with self._relay.outputs() as outputs:
+                with self._relay.outputs() as outputs, self._sending:
                     send(self._sock, self._spec_of(seat), (*outputs, *self._job))
             except OSError as error:
                 self._asked.discard(seat.worker)
@@ -154,13 +167,13 @@ class LocalEngine:
     def _kill(self, worker: int) -> None:
         """By its parent, which knows whether a process number is still the worker's."""
         if (pid := self._pids.get(worker)) is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), self._sending:
                 send(self._sock, pid)
 
-    def _serve(self) -> socket.socket:
+    def _serve(self, more: list[str]) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            python_module("cordee.runtime.engines.forkserver", str(theirs.fileno())),
+            python_module("cordee.runtime.engines.forkserver", str(theirs.fileno()), *more),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the launcher alone
@@ -198,6 +211,7 @@ class LocalEngine:
             was_evicted = self._stopped_since.pop(worker, None) is None and worker in self._kept
             if os.WIFCONTINUED(news.status):
                 if was_evicted:  # what it would do now belongs to a former generation
+                    self._kept.discard(worker)
                     self._kill(worker)
                     self._notices.put((worker, Woke(worker)))
             else:
@@ -205,6 +219,8 @@ class LocalEngine:
                 self._kept.discard(worker)
                 self._ended[worker] = _in_words(os.waitstatus_to_exitcode(news.status))
                 self._notices.put((worker, Lose(worker, self._ended[worker])))
+                if was_evicted and os.waitstatus_to_exitcode(news.status) == Evicted.code:  # it ended before we saw it
+                    self._notices.put((worker, Woke(worker)))
 
 
 def engine_for(
@@ -212,6 +228,8 @@ def engine_for(
     notices: Notices,
     spec_of: Callable[[Seat], WorkerSpec],
     given: tuple[Output, bytes | None, bool],
+    *,
+    coordinates: bool = False,
 ) -> LocalEngine:
     """The engine that has served a former start of the run, as its server need not import again, or another one.
 
@@ -222,7 +240,7 @@ def engine_for(
     if former is not None:
         former.close()
     output, sent_job, keeps_stopped = given
-    return LocalEngine(notices, spec_of, output, sent_job, keeps_stopped=keeps_stopped)
+    return LocalEngine(notices, spec_of, output, sent_job, keeps_stopped=keeps_stopped, coordinates=coordinates)
 
 
 def _in_words(status: int) -> str:

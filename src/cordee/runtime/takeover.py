@@ -1,0 +1,85 @@
+"""The coordinator's host is gone: this host, the next one in their order, coordinates from here on.
+
+It has what the coordinator told all launchers, starts a coordinator with the next number, and its workers and those of
+the other hosts, which train on meanwhile, come to it. The run's record goes on in the folder that `--out` names here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cordee.core.errors import CoordinatorLost, CordeeError
+from cordee.core.events import Listener
+from cordee.core.interrupts import Interrupts
+from cordee.group.messages import Evicted, Seat
+from cordee.runtime.coordinator.control import Control
+from cordee.runtime.coordinator.controller import Controller
+from cordee.runtime.coordinator.known import Known
+from cordee.runtime.coordinator.lease import is_shared
+from cordee.runtime.coordinator.policy import what_ends
+from cordee.runtime.coordinator.supervised import Coordinator
+from cordee.runtime.engines.hosts import Follower, HostsEngine
+from cordee.runtime.folder import last_recorded
+from cordee.runtime.launch import Launch
+from cordee.runtime.notices import Minority
+from cordee.runtime.recorder import Recorder
+from cordee.runtime.recovering import Recovery
+
+
+def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[str, Any]:
+    """The rest of the run, with this host as the first; returns the result, or raises what ended it."""
+    known, launch = follower.known, follower.launch
+    assert known is not None and follower.votes is not None
+    gone, node = known.home, known.hosts.order.index(follower.number)
+    why = "fell silent" if follower.votes else "ended"
+    reason = f"the launcher on {known.hosts.names[gone] or 'the first host'} {why}"
+    host, port = follower.door
+    with contextlib.ExitStack() as ends:
+        ends.callback(follower.close)
+        follower.address = replace(follower.address, host=host, port=port)
+        start, begin_with = follower.engine.coordinate, _heritage(known, follower.number, last_recorded(launch.out))
+        hub = Coordinator(follower.notices, follower.listener, follower.address, start, begin_with, launch.out, reason)
+        ends.callback(hub.close)
+        for worker in known.roster.invited:  # whose place it was to take is known on the host that is gone
+            hub.lose(worker, reason)
+        hub.let_in(Evicted(f"no host can enter this run any more: {reason}, and it alone knew all places"))
+        hub.leave(gone, reason, follower.votes, tie=is_shared(launch.out, known.run))
+        if not hub.may_go_on(gone):  # the folder may be another side's, which continues
+            hub.abort(reason)
+            raise cut_off(hub.minority, reason, launch)
+        follower.kept.tell = lambda event: follower.notices.put((-1, event))
+        recorder = Recorder(launch, hear, takes_over=True)
+        ends.callback(recorder.close)
+
+        ends.callback(Control(launch.out, follower.notices).close)
+
+        def begin() -> Sequence[Seat]:
+            if not recorder.has_begun:
+                recorder.begin(sum(known.hosts.counts), known.hosts.nodes)
+                if known.job is not None:
+                    recorder.notice(-1, known.job)
+            recorder.event(hub.introduced())
+            return ()
+
+        engine = HostsEngine(follower.engine, hub, follower.kept.place, node)
+        # To continue by itself after its last whole replica, it would have to know how all hosts were started.
+        last = replace(launch, plan=replace(launch.plan, recover="ask"))
+        return Controller(launch, hub, engine, recorder, Recovery(last, follower.kept)).watch(begin, signals)
+
+
+def _heritage(known: Known, home: int, recorded: int) -> Known:
+    """What the coordinator on this host begins with.
+
+    All regroup, also if no worker was on the host that is gone: what they posted may have been lost with its launcher.
+    """
+    following = known.next_term(0)
+    return replace(following, home=home, recorded=recorded, roster=following.roster.tear())
+
+
+def cut_off(minority: Minority | None, reason: str, launch: Launch) -> CordeeError:
+    """What ends the run on this side."""
+    error = None if minority is None else what_ends(-1, "", minority, launch.wording)
+    return error or CoordinatorLost(f"{reason}, and no other coordinator could be started")
