@@ -76,7 +76,7 @@ def striking(victims: dict[int, int], how: signal.Signals) -> Listener:
     pids: dict[int, int] = {}
 
     def strike(event: Event) -> None:
-        if hasattr(event, "pid"):
+        if hasattr(event, "pid") and hasattr(event, "worker"):
             pids[event.worker] = event.pid
         for worker, step in victims.items():
             if getattr(event, "step", -1) >= step and (pid := pids.pop(worker, None)) is not None:

@@ -50,6 +50,7 @@ def _serve(launcher: Line, listener: socket.socket) -> None:
             continue
         call = launcher.receive(link.decode_call)
         if call is None:
+            hub.close()  # by hanging up in good order: a process that just ends may take back its last words
             return
         _act(hub, call, launcher)
 
