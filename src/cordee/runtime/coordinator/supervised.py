@@ -111,8 +111,14 @@ class Coordinator:
         self._call(link.Gone(worker, reason))
 
     def invite(self, worker: int, node: int) -> None:
-        """Say that a worker is about to be started on a host, and shall come in between two steps."""
-        self._call(link.Invite(worker, node))
+        """Say that a worker is about to be started on a host, and shall come in between two steps.
+
+        Waits until the coordinator knows: a worker that connected before would be taken for one of the first.
+        """
+        self._call(call := link.Invite(worker, node))
+        deadline = time.monotonic() + START_S
+        while call in self._calls and not self._closing and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def ask_to_leave(self, worker: int, reason: str) -> None:
         """Ask a worker to leave after the step that it is in."""
