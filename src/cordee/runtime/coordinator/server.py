@@ -181,7 +181,8 @@ class Server:
         accepting.cancel()
         listener.close()
         for peer in list(self.peers.values()):  # in good order, or the system may take back our last words to it
-            peer.writer.write_eof() if peer.writer.can_write_eof() else peer.writer.close()
+            with contextlib.suppress(OSError):  # it is gone at this moment
+                peer.writer.write_eof() if peer.writer.can_write_eof() else peer.writer.close()
         until = self._loop.time() + PART_S
         while self.peers and self._loop.time() < until:
             await asyncio.sleep(0.002)
