@@ -147,13 +147,24 @@ class Cordee(System):
 class Torchrun(System):
     """The launcher of PyTorch, with a snapshot in the script."""
 
-    name, words = "torchrun", "DDP by hand; a snapshot every 50 steps; --max-restarts; monitored every 0.1 s"
+    name, words = (
+        "torchrun",
+        "DDP by hand; a snapshot every 50 steps; --max-restarts; monitored every 0.1 s; a store for each start "
+        "(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1): with the one that starts share by default, workers wait half a minute "
+        "for addresses of those that were ended",
+    )
     restarts_all = True
 
     def start(self) -> None:
         """On this host alone."""
-        words = [f"--nproc-per-node={SIZE}", "--max-restarts=100", "--monitor-interval=0.1", "--standalone"]
-        self._launch("-m", "torch.distributed.run", *words, HERE / "losing_ddp.py", self.folder)
+        words: list[str | Path] = [
+            f"--nproc-per-node={SIZE}",
+            "--max-restarts=100",
+            "--monitor-interval=0.1",
+            "--standalone",
+        ]
+        words += [HERE / "losing_ddp.py", self.folder]
+        self._launch("-m", "torch.distributed.run", *words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 class Torchft(System):
