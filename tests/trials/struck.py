@@ -185,6 +185,8 @@ class Striker:
         self._idle = 0.0
         self._doomed: dict[int, float] = {}
         """Workers that may be lost, until when."""
+        self._silent: dict[str, float] = {}
+        """Hosts that are not heard of, until when."""
         self._spent = -1
         """After which start the run continues by itself."""
         self._killed: set[Process] = set()
@@ -234,6 +236,10 @@ class Striker:
             self._doomed |= dict.fromkeys(victim.takes, until)
             words.append(self._do(fault, victim))
             time.sleep(SPREAD_S if len(victims) > 1 else 0.0)
+            if fault.lasts_s and victim.name.partition(" ")[0] in ("host", "launcher"):
+                self._silent[victim.name.partition(" ")[2]] = time.monotonic() + fault.lasts_s + SETTLE_S
+        silent = sum(time.monotonic() < until for until in self._silent.values())
+        self.ended = self.ended or 2 * silent > len(self._hosts.names)  # too few hear of each other
         self.done.append((fault, ", ".join(words)))
 
     def _victims(self, fault: Fault) -> list[Victim] | None:
