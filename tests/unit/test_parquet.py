@@ -191,3 +191,40 @@ def test_files_that_do_not_belong(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(bytes(damaged))
     with pytest.raises(DataError, match="damaged"):
         everything(ParquetReader(), good)
+
+
+def test_folders_are_columns(tmp_path: Path) -> None:
+    years, kinds = [2023, 2023, 2024, 2024], ["a/b", None, "a/b", "ü"]
+    table = pa.table({"x": [0, 1, 2, 3], "year": years, "kind": pa.array(kinds), "zip": ["01", "02", "01", "02"]})
+    pq.write_to_dataset(table, tmp_path / "all", partition_cols=["year", "kind", "zip"])
+    places = resolve(tmp_path / "all", ParquetReader.endings)
+    found = everything(ParquetReader(), *places)
+    expected = pq.read_table(tmp_path / "all").to_pydict()
+    assert list(found) == list(expected) == ["x", "year", "kind", "zip"]
+    for rows in zip(found["x"], found["year"], found["kind"], found["zip"], strict=True):
+        at = rows[0]
+        assert rows == (at, years[at], kinds[at] or "", int(table["zip"][at].as_py()))
+    assert str(ParquetReader().schema(places)["year"]) == "int64"
+    texts = ParquetReader(("zip", "year"), type_pairs({"zip": "text", "year": "float32"}))
+    assert sorted(zip(*everything(texts, *places).values(), strict=True)) == sorted(
+        zip(table["zip"].to_pylist(), map(float, years), strict=True)
+    )
+    below = resolve([tmp_path / "all" / "year=2023", tmp_path / "all" / "year=2024"], ParquetReader.endings)
+    assert list(everything(ParquetReader(), *below)) == ["x", "kind", "zip"]
+    assert "year" in everything(ParquetReader(), *resolve(f"{tmp_path}/all/year=*", ParquetReader.endings))
+    assert list(everything(ParquetReader(), *resolve([place.url for place in places]))) == ["x"]
+
+
+def test_folders_that_say_too_little(tmp_path: Path) -> None:
+    for folder, table in (("n=1", {"x": [1]}), ("n=two", {"x": [2]}), ("m=1", {"x": [3]})):
+        (tmp_path / folder).mkdir()
+        pq.write_table(pa.table(table), tmp_path / folder / "a.parquet")
+    other, one, two = resolve(tmp_path)
+    assert everything(ParquetReader(), one, two) == {"x": [1, 2], "n": ["1", "two"]}
+    with pytest.raises(DataError, match=r"m=1/a.parquet: it has no n and also m: not the columns x, n"):
+        ParquetReader().schema([one, other])
+    numbers = ParquetReader(types=type_pairs({"n": "int8"}))
+    with pytest.raises(DataError, match=r"n=two/a.parquet, row 1: by the names of its folders, column n is 'two'"):
+        everything(numbers, one, two)
+    pq.write_table(pa.table({"x": [1], "n": [7]}), tmp_path / "n=1" / "a.parquet")
+    assert everything(ParquetReader(), resolve(tmp_path / "n=*")[0]) == {"x": [1], "n": [7]}

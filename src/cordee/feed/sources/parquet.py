@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cordee.core.errors import DataError
-from cordee.feed.columns import TEXT, Kind, Schema
+from cordee.feed.columns import TEXT, Columns, Kind, Schema, taken
 from cordee.feed.places import Place
 from cordee.feed.sources.arrow import kind_of, no_rows, pyarrow, sorted_out
+from cordee.feed.sources.folders import row_of_folders, types_in_folders
 from cordee.feed.sources.seam import END, Chunk, Fault, Unreadable, check_on_error
 from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
 from cordee.feed.threads import threads_here
@@ -33,7 +34,7 @@ class _Footer(NamedTuple):
 
 @dataclass(frozen=True)
 class ParquetReader:
-    """Reads Parquet files."""
+    """Reads Parquet files. What names of folders say (`year=2024/`) are columns too, where no file has them itself."""
 
     columns: tuple[str, ...] = ()
     """Those that are wanted; empty for all."""
@@ -55,9 +56,9 @@ class ParquetReader:
 
     def schema(self, places: Sequence[Place]) -> Schema:
         """By the footers of all files, which say where values are missing too; no row is read."""
-        pyarrow()
+        folders = types_in_folders(places)
         with ThreadPoolExecutor(8, "look") as pool:
-            footers = [one for one in pool.map(self._footer, places) if one is not None]
+            footers = [one for one in pool.map(lambda place: self._footer(place, folders), places) if one is not None]
         if not footers:
             raise DataError(f"none of {len(places)} files is a Parquet file, {places[0].shown} for instance")
         first = footers[0]
@@ -84,17 +85,20 @@ class ParquetReader:
         if start >= END:
             return
         with _opened(place) as file:
-            wrong = other_columns(file.schema_arrow.names, list(schema), only=not self.columns)
+            there = file.schema_arrow.names
+            wrong = other_columns([*there, *dict(place.folders)], list(schema), only=not self.columns)
             if wrong is not None:
                 raise Unreadable(wrong, place)
-            begin = 0
+            begin, told = 0, row_of_folders(place, schema, there)
+            inside = {name: kind for name, kind in schema.items() if name not in told}
             for number in range(file.num_row_groups):
                 rows = file.metadata.row_group(number).num_rows
                 if begin + rows > start:
-                    for at, table in self._parts(file, number, begin, schema, place):
+                    for at, table in self._parts(file, number, begin, inside, place):
                         skipped = min(max(0, start - at), table.num_rows)
                         if table.num_rows > skipped:
-                            yield self._chunk(table.slice(skipped), schema, at + skipped, place)
+                            chunk = self._chunk(table.slice(skipped), inside, at + skipped, place)
+                            yield _with_folders(chunk, told, schema) if told else chunk
                 begin += rows
 
     def _parts(self, file: Any, number: int, begin: int, schema: Schema, place: Place) -> Iterator[tuple[int, Any]]:
@@ -117,13 +121,15 @@ class ParquetReader:
             raise DataError(f"{faults[0]}. {_HELP}")
         return Chunk(columns, rows, at + table.num_rows, faults)
 
-    def _footer(self, place: Place) -> _Footer | None:
+    def _footer(self, place: Place, folders: Mapping[str, Any]) -> _Footer | None:
         try:
             with _opened(place) as file:
                 kinds = {field.name: field.type for field in file.schema_arrow}
                 wanted = self.columns or tuple(kinds)
                 missing = _missing(file, [name for name in wanted if name in kinds])
-                return _Footer(place, kinds, missing)
+                told = {name: value for name, value in place.folders if name not in kinds}
+                missing |= {name for name, value in told.items() if value is None}
+                return _Footer(place, kinds | {name: folders[name] for name in told}, missing)
         except Unreadable:
             if self.on_error == "stop":
                 raise
@@ -161,6 +167,13 @@ def _family(kind: Kind) -> str:
     if kind.dtype == TEXT or kind.ragged or kind.shape:
         return str(kind)
     return "time" if kind.raw.startswith(("timestamp", "date", "time", "duration")) else "number"
+
+
+def _with_folders(chunk: Chunk, told: Columns, schema: Schema) -> Chunk:
+    """With what the folders of the file say, in each row."""
+    same = np.zeros(chunk.rows, np.int64)
+    columns = chunk.columns | {name: taken(one, same) for name, one in told.items()}
+    return chunk._replace(columns={name: columns[name] for name in schema})
 
 
 def _missing(file: Any, names: Sequence[str]) -> frozenset[str]:

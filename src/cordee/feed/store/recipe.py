@@ -141,8 +141,7 @@ class Recipe:
         for part in parts:
             whole.update(f"{len(part)} {part}".encode("utf-8", "surrogatepass"))
         for place in self.places:
-            origin = f"{place.origin}\0" if place.origin else ""
-            whole.update(f"{place.key}\0{place.size}\0{place.mark}\0{origin}".encode("utf-8", "surrogatepass"))
+            whole.update(place.stamp.encode("utf-8", "surrogatepass"))
         return whole.hexdigest()[:32]
 
     @cached_property
