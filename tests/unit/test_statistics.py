@@ -46,3 +46,14 @@ def test_wide_whole_numbers() -> None:
     told = told_of(pixels, 4)
     assert (told["least"], told["most"], told["missing"]) == (0, 255, 0)
     assert told["mean"] == pytest.approx(101, abs=2)
+
+
+def test_what_sets_large_numbers_apart_is_not_rounded_away() -> None:
+    """Seconds of one minute, of this century: their squares have no digit left for it."""
+    moments = 1.7e9 + np.random.default_rng(0).random(100_000) * 60
+    for column in (moments, moments.astype(np.int64), np.append(moments[::-1], np.nan)):
+        told, finite = told_of(column, 3), column[np.isfinite(column)]
+        assert told["mean"] == pytest.approx(finite.mean(), rel=1e-15)
+        assert told["std"] == pytest.approx(finite.std(), rel=1e-9)
+    huge = told_of(np.array([1e308, -1e308, 1.0]), 1)
+    assert huge["most"] == 1e308 and np.isfinite(huge["std"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
-from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ MOST_DISTINCT = 1_000
 """Up to so many different texts are counted."""
 _LOOKED_AT = 256
 """Bytes of texts that are compared, on average."""
-_PIECE = 32_768
+_PIECE = 65_536
 """Numbers at a time: they stay in a core's cache."""
 _BOUNDED = 2**18
 """Bytes at a time where bounds alone are wanted."""
@@ -116,15 +116,31 @@ def _of_both(choose: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
 
 
 def _of_numbers(column: NDArray[Any]) -> Summary:
-    found = map(_of_piece, _pieces(column, _PIECE))
-    return reduce(merged, found, next(found, Summary()))
+    """Sums are of distances to one of the numbers: squares of large ones would swallow what sets them apart."""
+    whole, pivot, total, squares = Summary(), np.float64(0), 0.0, 0.0
+    buffer = np.empty(min(column.size, _PIECE))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for piece in _pieces(column, _PIECE):
+            finite = _bound(whole, piece)
+            if not len(finite):
+                continue
+            pivot = pivot if whole.seen else np.float64(finite[0])
+            apart = np.subtract(finite, pivot, out=buffer[: len(finite)], dtype=np.float64)
+            total += float(apart.sum())
+            apart *= apart
+            squares += float(apart.sum())  # not `@`: its threads would wait for each other, and round otherwise
+            whole.seen += len(finite)
+        if whole.seen and math.isfinite(squares):  # not of numbers near the largest that there are
+            whole.mean = float(pivot + total / whole.seen)
+            whole.squares = max(0.0, squares - total / whole.seen * total)
+    return whole
 
 
 def _bounds_of(column: NDArray[Any]) -> Summary:
     """What is missing, the least and the most: a tenth of the time that the mean and the squares take."""
     whole = Summary()
     for piece in _pieces(column, _BOUNDED // column.itemsize):
-        whole = merged(whole, _bounded(piece)[0])
+        _bound(whole, piece)
     return whole
 
 
@@ -137,34 +153,19 @@ def _pieces(column: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
         yield flat[at : at + size]
 
 
-def _bounded(piece: NDArray[Any]) -> tuple[Summary, NDArray[Any]]:
-    """Its bounds, and the finite numbers of it."""
-    least, most = piece.min(), piece.max()
-    infinite = missing = 0
-    if piece.dtype.kind == "f" and not (np.isfinite(least) and np.isfinite(most)):
-        finite = piece[np.isfinite(piece)]
+def _bound(whole: Summary, piece: NDArray[Any]) -> NDArray[Any]:
+    """Add what is missing in a piece, its least and its most; the finite numbers of it."""
+    least, most = piece.min().item(), piece.max().item()
+    if not (math.isfinite(least) and math.isfinite(most)):
+        finite: NDArray[Any] = piece[np.isfinite(piece)]
         missing = int(np.isnan(piece).sum())
-        infinite = len(piece) - len(finite) - missing
+        whole.missing += missing
+        whole.infinite += len(piece) - len(finite) - missing
         if not len(finite):
-            return Summary(missing=missing, infinite=infinite), finite
-        piece, least, most = finite, finite.min(), finite.max()
-    return Summary(0, missing, infinite, least.item(), most.item()), piece
-
-
-def _of_piece(piece: NDArray[Any]) -> Summary:
-    summary, piece = _bounded(piece)
-    if not len(piece):
-        return summary
-    numbers = piece.astype(np.float64, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = numbers.mean()
-        apart = numbers - mean if numbers is piece else np.subtract(numbers, mean, out=numbers)
-        apart *= apart
-        squares = apart.sum()  # not `@`: its threads would wait for each other, and round otherwise on other machines
-    if not np.isfinite(squares):  # of numbers near the largest that there are
-        mean, squares = np.float64(0.0), np.float64(0.0)
-    summary.seen, summary.mean, summary.squares = len(piece), float(mean), float(squares)
-    return summary
+            return finite
+        piece, least, most = finite, finite.min().item(), finite.max().item()
+    whole.least, whole.most = _of_both(min, whole.least, least), _of_both(max, whole.most, most)
+    return piece
 
 
 def _texts(column: Ragged) -> tuple[bytes, ...] | None:
