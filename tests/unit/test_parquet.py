@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from cordee.core.errors import DataError
 from cordee.feed.columns import joined
 from cordee.feed.places import Place, resolve
 from cordee.feed.sources.parquet import ParquetReader
+from cordee.feed.sources.seam import END
 from cordee.feed.sources.types import type_pairs
+from cordee.feed.store.build import build
+from cordee.feed.store.opened import open_store
+from cordee.feed.store.recipe import Recipe
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -115,6 +120,17 @@ def test_row_groups_in_parts_from_anywhere(tmp_path: Path) -> None:
         chunks = list(ParquetReader(chunk=30_000).chunks(place, schema, start))
         assert [i for one in chunks for i in one.columns["i"].tolist()] == list(range(start, rows))
         assert [t for one in chunks for t in lists(one.columns["v"].tolist())] == table["v"][start:]
+
+
+def test_row_groups_are_parts_of_a_build(tmp_path: Path) -> None:
+    place = written(tmp_path, {"i": np.arange(100), "n": [None, *range(99)]}, row_group_size=30)
+    assert ParquetReader().edges(place, {}) == [0, 30, 60, 90, 100]
+    recipe = Recipe(ParquetReader(), (replace(place, size=2**22),))
+    assert [(one.start, one.stop) for one in recipe.spans] == [(0, 30), (30, 60), (60, 90), (90, END)]
+    build(recipe, tmp_path / "out", processes=2, durable=False)
+    rows = open_store(tmp_path / "out").sets["train"].rows(np.arange(100))
+    assert rows["i"].tolist() == list(range(100)) and rows["n"].tolist()[1:] == list(range(99))
+    assert ParquetReader(on_error="skip").edges(place, {}) == ()
 
 
 def test_only_wanted_columns_are_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -71,6 +72,14 @@ class ParquetReader:
             elif self.on_error == "stop":
                 raise DataError(f"{footer.place.shown}: {wrong}, as {first.place.shown} has. {_HELP}")
         return with_types({name: self._kind(name, fitting) for name in names}, self.types)
+
+    def edges(self, place: Place, schema: Schema) -> Sequence[int]:
+        """Where row groups begin. If rows may be left out, the number of a row depends on those above it."""
+        if self.on_error == "skip":
+            return ()
+        with _opened(place) as file:
+            rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        return [0, *accumulate(rows)]
 
     def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
         """Parts of row groups; `start` is a row."""

@@ -16,8 +16,9 @@ from cordee.core.errors import CordeeError, DataError
 from cordee.feed.columns import Columns, Schema, kind_of_column, rows_of
 from cordee.feed.permute import SPREAD, mix, random_bits
 from cordee.feed.places import Place
-from cordee.feed.sources.seam import Chunk, Reader
+from cordee.feed.sources.seam import END, Chunk, Divides, Reader
 from cordee.feed.steps.seam import TRAIN, Rows, Step
+from cordee.feed.store.cutting import Span, spans_of
 from cordee.feed.store.layout import FORM, NO_ROWS, Features, Skipped
 from cordee.feed.store.write import stored_kind
 
@@ -61,8 +62,10 @@ class RowMaker:
     """The columns after each of the steps."""
     split: Splitting | None = None
 
-    def rows(self, place: Place, start: int = 0, number: int = 0) -> Iterator[Taken]:
-        """The rows of a file from `start` on, the first of which is its row `number`."""
+    def rows(self, place: Place, start: int = 0, number: int = 0, stop: int = END) -> Iterator[Taken]:
+        """The rows of a file from `start` on, the first of which is its row `number`, up to `stop`."""
+        if start >= stop:
+            return
         for chunk in self.reader.chunks(place, self.raw, start):
             if chunk.rows:
                 origins = origins_of(place, number, chunk.rows)
@@ -73,6 +76,8 @@ class RowMaker:
             else:
                 yield Taken(Rows(chunk.columns, np.zeros(0, np.uint64), np.zeros(0, np.uint8)), chunk)
             number += chunk.rows
+            if chunk.next >= stop:
+                return
 
     def _stepped(self, rows: Rows, place: Place) -> Rows:
         for step, schema in zip(self.steps, self.schemas, strict=True):
@@ -131,6 +136,14 @@ class Recipe:
         if not last:
             raise DataError("no column is left: there would be nothing in the store")
         return {name: stored_kind(name, kind) for name, kind in last.items()}
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The parts that it is built in."""
+        reader = self.reader
+        if not isinstance(reader, Divides):
+            return tuple(spans_of(self.places))
+        return tuple(spans_of(self.places, lambda place: reader.edges(place, self.maker.raw)))
 
     @cached_property
     def key(self) -> str:

@@ -16,31 +16,15 @@ import numpy as np
 from cordee.core import heap
 from cordee.core.damage import write_whole
 from cordee.feed.columns import Schema, taken
-from cordee.feed.places import Place
 from cordee.feed.sources.seam import Fault
 from cordee.feed.steps.seam import Rows
+from cordee.feed.store.cutting import Span
 from cordee.feed.store.layout import BUILDING, MOST_FAULTS, SETS, Shard, Skipped
 from cordee.feed.store.recipe import RowMaker, Taken
 from cordee.feed.store.statistics import Summary, merged, summary_of
 from cordee.feed.store.write import ShardWriter, nbytes_of, storage_errors
 from cordee.feed.taskwire import report
 from cordee.feed.threads import in_threads
-
-_SMALLEST, _LARGEST, _PARTS = 2**20, 64 * 2**20, 16
-"""Bytes of the small files that are one span: a part of them all, within bounds."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Files that follow one another: one large one, or many small ones whose rows share shards."""
-
-    number: int
-    places: tuple[Place, ...]
-
-    def __str__(self) -> str:
-        """The first file, and how many others there are."""
-        more = f" and {len(self.places) - 1} more files" if len(self.places) > 1 else ""
-        return f"{self.places[0].shown}{more}"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -69,21 +53,6 @@ class Cut(msgspec.Struct):
     done: bool = False
 
 
-def spans_of(places: Sequence[Place]) -> list[Span]:
-    """All files in their order. Sizes alone decide how they are cut, so that any number of processes makes the same."""
-    enough = min(_LARGEST, max(_SMALLEST, sum(place.size for place in places) // _PARTS))
-    spans: list[Span] = []
-    group: list[Place] = []
-    size = 0
-    for place in places:
-        if group and size + place.size > enough:
-            spans.append(Span(len(spans), tuple(group)))
-            group, size = [], 0
-        group.append(place)
-        size += place.size
-    return [*spans, Span(len(spans), tuple(group))] if group else spans
-
-
 def cuts_of(out: Path, number: int) -> list[Cut]:
     """What was written of a span so far."""
     found: list[Cut] = []
@@ -110,12 +79,12 @@ class SpanBuilder:
         cuts = cuts_of(self.out, span.number)
         if cuts and cuts[-1].done:
             return len(cuts)
-        at = cuts[-1] if cuts else Cut({}, 0, 0, 0, {name: Summary() for name in self.schema})
+        at = cuts[-1] if cuts else Cut({}, 0, span.start, span.start, {name: Summary() for name in self.schema})
         shards = _Shards(self.out, span.number, len(cuts), self.schema, at.statistics)
         skipped, row, start = at.skipped, at.row, at.start
         for index in range(at.place, len(span.places)):
             place = span.places[index]
-            for (rows, chunk), found in in_threads(self._summed, self.maker.rows(place, start, row)):
+            for (rows, chunk), found in in_threads(self._summed, self.maker.rows(place, start, row, span.stop)):
                 row, start = row + chunk.rows, chunk.next
                 if chunk.faults:
                     skipped = skipped.plus(_skipped(chunk.faults))
@@ -124,7 +93,7 @@ class SpanBuilder:
                 report(Done(chunk.rows, nbytes_of(rows.columns)))
                 if shards.nbytes >= self.shard_bytes:
                     shards.finish(Cut({}, index, start, row, shards.statistics, skipped))
-            report(Done(read=place.size))
+            report(Done(read=span.sizes[index]))
             row = start = 0
         shards.finish(Cut({}, len(span.places), 0, 0, shards.statistics, skipped, done=True))
         return shards.count
