@@ -55,5 +55,10 @@ def test_what_sets_large_numbers_apart_is_not_rounded_away() -> None:
         told, finite = told_of(column, 3), column[np.isfinite(column)]
         assert told["mean"] == pytest.approx(finite.mean(), rel=1e-15)
         assert told["std"] == pytest.approx(finite.std(), rel=1e-9)
+    for scale in (1e-30, 1e-3, 1.0, 1e30):
+        column = (np.random.default_rng(0).standard_normal(150_000) * scale + 3 * scale).astype(np.float32)
+        told = told_of(column, 2)
+        assert told["mean"] == pytest.approx(column.mean(dtype=np.float64), rel=1e-8)
+        assert told["std"] == pytest.approx(column.astype(np.float64).std(), rel=1e-7)
     huge = told_of(np.array([1e308, -1e308, 1.0]), 1)
     assert huge["most"] == 1e308 and np.isfinite(huge["std"])

@@ -18,11 +18,14 @@ MOST_DISTINCT = 1_000
 """Up to so many different texts are counted."""
 _LOOKED_AT = 256
 """Bytes of texts that are compared, on average."""
-_PIECE = 65_536
+_PIECE = 131_072
 """Numbers at a time: they stay in a core's cache."""
+_ROW = 512
+"""Numbers that are added up in their own type."""
+_TINY = 1e-25
 _BOUNDED = 2**18
 """Bytes at a time where bounds alone are wanted."""
-_WIDE, _ONE_IN = 16, np.uint64(16)
+WIDE, _ONE_IN = 16, np.uint64(16)
 """Of entries with more numbers than that, mean and standard deviation are of one in so many."""
 
 
@@ -72,13 +75,13 @@ def summary_of(column: Column, origins: NDArray[np.uint64]) -> Summary:
         lengths = np.diff(column.offsets)
         longest = int(lengths.max()) if len(lengths) else 0
         if column.text:
-            return Summary(len(column), int((lengths == 0).sum()), longest=longest, texts=_texts(column))
+            return Summary(len(column), int(np.count_nonzero(lengths == 0)), longest=longest, texts=_texts(column))
         values = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
         summary = _of_numbers(values)
         summary.count = summary.examined = len(column)
         summary.longest = longest
         return summary
-    if column.size > _WIDE * len(column):
+    if column.size > WIDE * len(column):
         some = np.flatnonzero(origins % _ONE_IN == 0) if len(origins) == len(column) else np.arange(1)
         rows = taken(column, some if len(some) else np.arange(1))
         assert not isinstance(rows, Ragged)
@@ -125,15 +128,35 @@ def _of_numbers(column: NDArray[Any]) -> Summary:
             if not len(finite):
                 continue
             pivot = pivot if whole.seen else np.float64(finite[0])
-            apart = np.subtract(finite, pivot, out=buffer[: len(finite)], dtype=np.float64)
-            total += float(apart.sum())
-            apart *= apart
-            squares += float(apart.sum())  # not `@`: its threads would wait for each other, and round otherwise
+            of_piece = _sums(finite, pivot, buffer)
+            total, squares = total + of_piece[0], squares + of_piece[1]
             whole.seen += len(finite)
         if whole.seen and math.isfinite(squares):  # not of numbers near the largest that there are
             whole.mean = float(pivot + total / whole.seen)
             whole.squares = max(0.0, squares - total / whole.seen * total)
     return whole
+
+
+def _sums(numbers: NDArray[Any], pivot: np.float64, buffer: NDArray[np.float64]) -> tuple[float, float]:
+    """Of the distances to the pivot, and of their squares.
+
+    Those of float32 in their own type, a few at a time, which takes half the time, unless they are huge or tiny.
+    """
+    if numbers.dtype == np.float32:
+        short = buffer.view(np.float32)[: len(numbers)]
+        total, squares = _added(np.subtract(numbers, np.float32(pivot), out=short))
+        if _TINY < squares < math.inf:
+            return total, squares
+    return _added(np.subtract(numbers, pivot, out=buffer[: len(numbers)], dtype=np.float64))
+
+
+def _added(apart: NDArray[Any]) -> tuple[float, float]:
+    """All of them, and their squares; by so few at a time no thread of BLAS's begins, for which others would wait."""
+    rows = apart[: len(apart) // _ROW * _ROW].reshape(-1, _ROW)
+    rest = apart[rows.size :].astype(np.float64)
+    total = np.einsum("ij->i", rows).sum(dtype=np.float64) + rest.sum()
+    squares = np.matmul(rows[:, None, :], rows[:, :, None]).sum(dtype=np.float64) + (rest * rest).sum()
+    return float(total), float(squares)
 
 
 def _bounds_of(column: NDArray[Any]) -> Summary:
@@ -169,7 +192,9 @@ def _bound(whole: Summary, piece: NDArray[Any]) -> NDArray[Any]:
 
 
 def _texts(column: Ragged) -> tuple[bytes, ...] | None:
-    """The different ones, in the order in which they come; None: more than are counted."""
+    """The different ones; None: more than are counted."""
+    if column.different is not None:
+        return tuple(column.different) if len(column.different) <= MOST_DISTINCT else None
     first, last = int(column.offsets[0]), int(column.offsets[-1])
     if last - first > _LOOKED_AT * max(1, len(column)):
         return None
