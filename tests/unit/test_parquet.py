@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import DataError
-from cordee.feed.columns import joined
+from cordee.feed.columns import Ragged, joined
 from cordee.feed.places import Place, resolve
 from cordee.feed.sources.parquet import ParquetReader
 from cordee.feed.sources.seam import END
@@ -21,6 +21,7 @@ from cordee.feed.sources.types import type_pairs
 from cordee.feed.store.build import build
 from cordee.feed.store.opened import open_store
 from cordee.feed.store.recipe import Recipe
+from cordee.feed.store.statistics import Summary, merged, summary_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -244,3 +245,18 @@ def test_folders_that_say_too_little(tmp_path: Path) -> None:
         everything(numbers, one, two)
     pq.write_table(pa.table({"x": [1], "n": [7]}), tmp_path / "n=1" / "a.parquet")
     assert everything(ParquetReader(), resolve(tmp_path / "n=*")[0]) == {"x": [1], "n": [7]}
+
+
+@pytest.mark.parametrize("texts", [["a", None, "", "ü", "a"] * 20, [f"{at}{'x' * 50}" for at in range(3_000)]])
+def test_texts_that_come_again_are_counted_as_others_are(tmp_path: Path, texts: list[str | None]) -> None:
+    place = written(tmp_path, {"t": texts}, row_group_size=90, use_dictionary=True)
+    reader = ParquetReader(chunk=500)
+    assert everything(reader, place)["t"] == [one or "" for one in texts]
+    told = Summary()
+    for chunk in reader.chunks(place, reader.schema([place])):
+        column = chunk.columns["t"]
+        assert isinstance(column, Ragged)
+        assert set(column.different or ()) == {one.encode() for one in column.tolist() if one}
+        told = merged(told, summary_of(column, np.zeros(0, np.uint64)))
+    assert told.describe()["distinct"] == (2 if len(texts) == 100 else "more than 1000")
+    assert told.missing == sum(not one for one in texts)

@@ -23,6 +23,11 @@ from cordee.feed.threads import threads_here
 CHUNK = 8 << 20
 """Bytes of a row group, before decoding, that are decoded at a time: fewer cost calls, more of them memory."""
 
+_BUFFER = 256 << 10
+"""Bytes of each column that are read at a time. Without a bound, that is all of a column in a row group."""
+_DICTIONARY = 64 << 10
+"""Bytes of a dictionary, packed, that count as few."""
+
 
 class _Footer(NamedTuple):
     """What the end of a file says of its columns."""
@@ -93,7 +98,7 @@ class ParquetReader:
     def _chunks(self, place: Place, schema: Schema, start: int) -> Iterator[Chunk]:
         if start >= END:
             return
-        with _opened(place) as file:
+        with _opened(place, schema) as file:
             there = file.schema_arrow.names
             wrong = other_columns([*there, *dict(place.folders)], list(schema), only=not self.columns)
             if wrong is not None:
@@ -115,7 +120,7 @@ class ParquetReader:
         group = file.metadata.row_group(number)
         parts = [group.column(at) for at in range(group.num_columns)]
         size = sum(one.total_uncompressed_size for one in parts if one.path_in_schema.split(".")[0] in schema)
-        step = max(1, group.num_rows * self.chunk // max(1, size))
+        step = max(1, -(-group.num_rows // max(1, round(size / self.chunk))))  # no small rest
         threaded = threads_here() > 1  # of Arrow: beside several threads of ours they would wait for a core
         batches = file.iter_batches(step, row_groups=[number], columns=list(schema), use_threads=threaded)
         with _naming(place, begin + 1):
@@ -199,13 +204,34 @@ def _missing(file: Any, names: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _repeated(metadata: Any, schema: Schema) -> list[str]:
+    """Columns of few different texts, which are read as numbers into a list of these: a seventh of the time."""
+    found = []
+    for at in range(metadata.num_columns if metadata.num_row_groups else 0):
+        name = metadata.schema.column(at).path
+        groups = (metadata.row_group(number).column(at) for number in range(metadata.num_row_groups))
+        if name in schema and schema[name].dtype == TEXT and all(map(_is_repeated, groups)):
+            found.append(name)
+    return found
+
+
+def _is_repeated(column: Any) -> bool:
+    begin, end = column.dictionary_page_offset, column.data_page_offset
+    return column.physical_type == "BYTE_ARRAY" and bool(begin) and 0 < end - begin < _DICTIONARY
+
+
 @contextmanager
-def _opened(place: Place) -> Iterator[Any]:
+def _opened(place: Place, schema: Schema | None = None) -> Iterator[Any]:
+    """With a schema, to read its rows."""
     from pyarrow import parquet
 
     source = place.url if place.url.startswith("/") else place.open()
     with _naming(place, 1):
-        file = parquet.ParquetFile(source, pre_buffer=False)
+        file = parquet.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
+        if names := _repeated(file.metadata, schema or {}):
+            file = parquet.ParquetFile(
+                source, pre_buffer=False, buffer_size=_BUFFER, metadata=file.metadata, read_dictionary=names
+            )
     try:
         yield file
     finally:
