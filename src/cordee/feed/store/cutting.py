@@ -50,7 +50,7 @@ def spans_of(places: Sequence[Place], edges: Callable[[Place], Sequence[int]] = 
         size = 0
 
     for place in places:
-        if size + place.size > enough:
+        if size + place.size // 2 > enough:  # to the nearest: files of about one size come in equal numbers
             flush()
         parts = _parts(place, edges(place), enough) if place.size > enough else []
         if len(parts) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from cordee.feed.sources.seam import END, Chunk, Divides, Reader
 from cordee.feed.steps.seam import TRAIN, Rows, Step
 from cordee.feed.store.cutting import Span, spans_of
 from cordee.feed.store.layout import FORM, NO_ROWS, Features, Skipped
+from cordee.feed.store.statistics import WIDE
 from cordee.feed.store.write import stored_kind
 
 SHARD_BYTES = 64 * 2**20
@@ -68,7 +70,7 @@ class RowMaker:
             return
         for chunk in self.reader.chunks(place, self.raw, start):
             if chunk.rows:
-                origins = origins_of(place, number, chunk.rows)
+                origins = origins_of(place, number, chunk.rows) if self._drawn else _same(chunk.rows)
                 sets = np.full(chunk.rows, TRAIN, np.uint8)
                 if self.split is not None:
                     sets = self.split.sets(place, chunk.columns, origins)
@@ -78,6 +80,12 @@ class RowMaker:
             number += chunk.rows
             if chunk.next >= stop:
                 return
+
+    @cached_property
+    def _drawn(self) -> bool:
+        """Whether anything is a function of a row's origin."""
+        wide = any(math.prod(one.shape) > WIDE for one in self.raw.values())
+        return wide or self.split is not None or bool(self.steps)
 
     def _stepped(self, rows: Rows, place: Place) -> Rows:
         for step, schema in zip(self.steps, self.schemas, strict=True):
@@ -167,6 +175,10 @@ def origins_of(place: Place, start: int, count: int) -> NDArray[np.uint64]:
     """Of `count` rows of a file from row `start` on: 64 bits each, of the file's identity and the row's number."""
     key = np.uint64(random_bits(1, f"origin {place.identity}")[0])
     return mix((np.arange(start, start + count, dtype=np.uint64) + _ONE) * SPREAD + key)
+
+
+def _same(count: int) -> NDArray[np.uint64]:
+    return np.broadcast_to(np.uint64(0), count)
 
 
 def called(step: Any) -> str:
