@@ -81,6 +81,14 @@ class LetsGo(Counter):
     lets_go = True
 
 
+class Divided(Counter):
+    """May be read from any of its chunks on."""
+
+    def edges(self, place: Place, schema: Schema) -> Sequence[int]:
+        count = int(Path(place.url).read_text().split()[1])
+        return [*range(0, count, self.chunk), count]
+
+
 class Slow(Counter):
     """Takes its time, so that a build can be killed in the middle."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -51,9 +52,24 @@ def test_a_chain_of_a_file_becomes_a_store(table: Path, tmp_path: Path) -> None:
     assert data.validation is not None and len(data.train) + len(data.validation) == 200
 
 
+def test_the_form_of_a_folder_is_what_its_files_are(table: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "all" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "table.csv.gz").write_bytes(gzip.compress(table.read_bytes()))
+    (tmp_path / "all" / "README.txt").write_text("ages and incomes")
+    built = command("data", "build", tmp_path / "all", tmp_path / "out", "--label", "y", "--set", "columns=age,y")
+    assert built.returncode == 0 and "train 200 rows" in built.stdout, built.stderr
+
+
 def test_what_cannot_be_built_is_named(table: Path, tmp_path: Path) -> None:
+    unknown, mixed = tmp_path / "b.xyz", tmp_path / "mixed"
+    for path in (unknown, mixed / "a.csv", mixed / "b" / "c.png"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     for arguments, message in (
-        (["a.xyz", "out"], "the name does not say what it holds"),
+        (["a.xyz", "out"], "there is no file or folder"),
+        ([unknown, "out"], "the name does not say what it holds"),
+        ([mixed, "out"], "it holds 1 file for csv and 1 file for images. Give one of --form csv"),
         ([table, "out", "--form", "cvs"], "Did you mean csv"),
         ([table, "out", "--set", "colunms=a"], "Did you mean columns"),
         ([tmp_path / "none.csv", "out"], "none.csv"),

@@ -27,7 +27,7 @@ from cordee.feed.store.recipe import Recipe
 from cordee.feed.tasks import run_tasks
 from exchanging import ACCESS, ANYWHERE
 from harness import DEADLINE_S, descendants, until
-from stores import KINDS, Counter, Slow, Thirds, Wide, built, check_rows, contents, opened, places_of
+from stores import KINDS, Divided, Slow, Thirds, Wide, built, check_rows, contents, opened, places_of
 
 SHARD_BYTES = 500
 ROWS = 90
@@ -83,8 +83,8 @@ def dying(build: Callable[[], object], after: int) -> Callable[[], object]:
 
 def recipe_of(folder: Path) -> Recipe:
     kinds = {name: KINDS[name] for name in ("id", "words")}
-    places = places_of(folder, [30] * (ROWS // 30), 2**20)
-    return Recipe(Counter(5, kinds), places, split=Thirds(), shard_bytes=SHARD_BYTES)
+    places = places_of(folder, [30] * (ROWS // 30), 2**21)  # two parts each
+    return Recipe(Divided(5, kinds), places, split=Thirds(), shard_bytes=SHARD_BYTES)
 
 
 def used(folder: Path) -> int:

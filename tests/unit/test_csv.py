@@ -146,7 +146,7 @@ def test_packed_files(tmp_path: Path, packing: str) -> None:
         path.write_bytes(gzip.compress(data[:9000]) + gzip.compress(data[9000:]))
     else:
         path.write_bytes(bz2.compress(data) if packing == "bz2" else pyarrow().compress(data, "zstd", asbytes=True))
-    reader, places = CsvReader(block=4096), resolve(path)
+    reader, places = CsvReader(block=1024), resolve(path)
     assert everything(reader, places) == {"a": list(range(5000)), "b": [f"w{i}" for i in range(5000)]}
     schema = reader.schema(places)
     chunks = list(reader.chunks(places[0], schema))

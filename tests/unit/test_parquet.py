@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import DataError
-from cordee.feed.columns import joined
+from cordee.feed.columns import Ragged, joined
 from cordee.feed.places import Place, resolve
 from cordee.feed.sources.parquet import ParquetReader
+from cordee.feed.sources.seam import END
 from cordee.feed.sources.types import type_pairs
+from cordee.feed.store.build import build
+from cordee.feed.store.opened import open_store
+from cordee.feed.store.recipe import Recipe
+from cordee.feed.store.statistics import Summary, merged, summary_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -117,6 +123,17 @@ def test_row_groups_in_parts_from_anywhere(tmp_path: Path) -> None:
         assert [t for one in chunks for t in lists(one.columns["v"].tolist())] == table["v"][start:]
 
 
+def test_row_groups_are_parts_of_a_build(tmp_path: Path) -> None:
+    place = written(tmp_path, {"i": np.arange(100), "n": [None, *range(99)]}, row_group_size=30)
+    assert ParquetReader().edges(place, {}) == [0, 30, 60, 90, 100]
+    recipe = Recipe(ParquetReader(), (replace(place, size=2**22),))
+    assert [(one.start, one.stop) for one in recipe.spans] == [(0, 30), (30, 60), (60, 90), (90, END)]
+    build(recipe, tmp_path / "out", processes=2, durable=False)
+    rows = open_store(tmp_path / "out").sets["train"].rows(np.arange(100))
+    assert rows["i"].tolist() == list(range(100)) and rows["n"].tolist()[1:] == list(range(99))
+    assert ParquetReader(on_error="skip").edges(place, {}) == ()
+
+
 def test_only_wanted_columns_are_read(tmp_path: Path) -> None:
     place = written(tmp_path, {"a.b": [1, 2], "s": [{"x": 1}, {"x": 2}], "c": ["x", "y"]})
     assert everything(ParquetReader(columns=("c", "a.b")), place) == {"c": ["x", "y"], "a.b": [1, 2]}
@@ -191,3 +208,55 @@ def test_files_that_do_not_belong(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(bytes(damaged))
     with pytest.raises(DataError, match="damaged"):
         everything(ParquetReader(), good)
+
+
+def test_folders_are_columns(tmp_path: Path) -> None:
+    years, kinds = [2023, 2023, 2024, 2024], ["a/b", None, "a/b", "ü"]
+    table = pa.table({"x": [0, 1, 2, 3], "year": years, "kind": pa.array(kinds), "zip": ["01", "02", "01", "02"]})
+    pq.write_to_dataset(table, tmp_path / "all", partition_cols=["year", "kind", "zip"])
+    places = resolve(tmp_path / "all", ParquetReader.endings)
+    found = everything(ParquetReader(), *places)
+    expected = pq.read_table(tmp_path / "all").to_pydict()
+    assert list(found) == list(expected) == ["x", "year", "kind", "zip"]
+    for rows in zip(found["x"], found["year"], found["kind"], found["zip"], strict=True):
+        at = rows[0]
+        assert rows == (at, years[at], kinds[at] or "", int(table["zip"][at].as_py()))
+    assert str(ParquetReader().schema(places)["year"]) == "int64"
+    texts = ParquetReader(("zip", "year"), type_pairs({"zip": "text", "year": "float32"}))
+    assert sorted(zip(*everything(texts, *places).values(), strict=True)) == sorted(
+        zip(table["zip"].to_pylist(), map(float, years), strict=True)
+    )
+    below = resolve([tmp_path / "all" / "year=2023", tmp_path / "all" / "year=2024"], ParquetReader.endings)
+    assert list(everything(ParquetReader(), *below)) == ["x", "kind", "zip"]
+    assert "year" in everything(ParquetReader(), *resolve(f"{tmp_path}/all/year=*", ParquetReader.endings))
+    assert list(everything(ParquetReader(), *resolve([place.url for place in places]))) == ["x"]
+
+
+def test_folders_that_say_too_little(tmp_path: Path) -> None:
+    for folder, table in (("n=1", {"x": [1]}), ("n=two", {"x": [2]}), ("m=1", {"x": [3]})):
+        (tmp_path / folder).mkdir()
+        pq.write_table(pa.table(table), tmp_path / folder / "a.parquet")
+    other, one, two = resolve(tmp_path)
+    assert everything(ParquetReader(), one, two) == {"x": [1, 2], "n": ["1", "two"]}
+    with pytest.raises(DataError, match=r"m=1/a.parquet: it has no n and also m: not the columns x, n"):
+        ParquetReader().schema([one, other])
+    numbers = ParquetReader(types=type_pairs({"n": "int8"}))
+    with pytest.raises(DataError, match=r"n=two/a.parquet, row 1: by the names of its folders, column n is 'two'"):
+        everything(numbers, one, two)
+    pq.write_table(pa.table({"x": [1], "n": [7]}), tmp_path / "n=1" / "a.parquet")
+    assert everything(ParquetReader(), resolve(tmp_path / "n=*")[0]) == {"x": [1], "n": [7]}
+
+
+@pytest.mark.parametrize("texts", [["a", None, "", "ü", "a"] * 20, [f"{at}{'x' * 50}" for at in range(3_000)]])
+def test_texts_that_come_again_are_counted_as_others_are(tmp_path: Path, texts: list[str | None]) -> None:
+    place = written(tmp_path, {"t": texts}, row_group_size=90, use_dictionary=True)
+    reader = ParquetReader(chunk=500)
+    assert everything(reader, place)["t"] == [one or "" for one in texts]
+    told = Summary()
+    for chunk in reader.chunks(place, reader.schema([place])):
+        column = chunk.columns["t"]
+        assert isinstance(column, Ragged)
+        assert set(column.different or ()) == {one.encode() for one in column.tolist() if one}
+        told = merged(told, summary_of(column, np.zeros(0, np.uint64)))
+    assert told.describe()["distinct"] == (2 if len(texts) == 100 else "more than 1000")
+    assert told.missing == sum(not one for one in texts)

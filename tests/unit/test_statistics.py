@@ -46,3 +46,19 @@ def test_wide_whole_numbers() -> None:
     told = told_of(pixels, 4)
     assert (told["least"], told["most"], told["missing"]) == (0, 255, 0)
     assert told["mean"] == pytest.approx(101, abs=2)
+
+
+def test_what_sets_large_numbers_apart_is_not_rounded_away() -> None:
+    """Seconds of one minute, of this century: their squares have no digit left for it."""
+    moments = 1.7e9 + np.random.default_rng(0).random(100_000) * 60
+    for column in (moments, moments.astype(np.int64), np.append(moments[::-1], np.nan)):
+        told, finite = told_of(column, 3), column[np.isfinite(column)]
+        assert told["mean"] == pytest.approx(finite.mean(), rel=1e-15)
+        assert told["std"] == pytest.approx(finite.std(), rel=1e-9)
+    for scale in (1e-30, 1e-3, 1.0, 1e30):
+        column = (np.random.default_rng(0).standard_normal(150_000) * scale + 3 * scale).astype(np.float32)
+        told = told_of(column, 2)
+        assert told["mean"] == pytest.approx(column.mean(dtype=np.float64), rel=1e-8)
+        assert told["std"] == pytest.approx(column.astype(np.float64).std(), rel=1e-7)
+    huge = told_of(np.array([1e308, -1e308, 1.0]), 1)
+    assert huge["most"] == 1e308 and np.isfinite(huge["std"])

@@ -10,16 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 from cordee.feed.columns import Columns, Kind, Ragged, Schema
 from cordee.feed.places import Place
-from cordee.feed.sources.seam import Chunk
+from cordee.feed.sources.seam import END, Chunk
 from cordee.feed.store.build import build, spread_for
 from cordee.feed.store.layout import file_names
 from cordee.feed.store.opened import open_store
 from cordee.feed.store.recipe import Recipe
-from stores import KINDS, Counter, LetsGo, Thirds, all_rows, built, check_rows, contents, opened, places_of
+from stores import (
+    KINDS,
+    Counter,
+    Divided,
+    LetsGo,
+    Thirds,
+    all_rows,
+    built,
+    check_rows,
+    contents,
+    opened,
+    place_of,
+    places_of,
+)
 
 FIXED = {name: kind for name, kind in KINDS.items() if not kind.ragged}
 
@@ -69,6 +83,32 @@ def test_the_store_is_the_same_for_any_number_of_threads(
     assert spread_for(recipe, len(places)) == (0, min(cores, 4))
     built(recipe, tmp_path / "threads", processes=None)
     assert contents(tmp_path / "one") == contents(tmp_path / "threads")
+
+
+def test_a_large_file_is_cut_into_parts(tmp_path: Path) -> None:
+    """Its rows are the same ones, in the same sets, as if one process had read it from its beginning to its end."""
+
+    class ByOrigin(Thirds):
+        def sets(self, place: Place, columns: Columns, origins: NDArray[np.uint64]) -> NDArray[np.uint8]:
+            return (origins % np.uint64(3) == 0).astype(np.uint8)
+
+    places = (*places_of(tmp_path / "in", [5, 203], 2**23), place_of(tmp_path / "small", 208, 7))
+    whole = Recipe(Counter(10), places, split=ByOrigin(), shard_bytes=700)
+    parts = Recipe(Divided(10), places, split=ByOrigin(), shard_bytes=700)
+    assert [(len(one.places), one.start) for one in whole.spans] == [(1, 0), (1, 0), (1, 0)]
+    assert [(one.start, one.stop) for one in parts.spans] == [
+        (0, END),
+        *((at, at + 50) for at in (0, 50, 100, 150)),
+        (200, END),
+        (0, END),
+    ]
+    assert sum(sum(one.sizes) for one in parts.spans) == whole.nbytes
+    for recipe, name in ((whole, "whole"), (parts, "parts")):
+        built(recipe, tmp_path / name)
+    for name in ("train", "validation"):
+        ids = [all_rows(opened(tmp_path / one, name))["id"] for one in ("whole", "parts")]
+        assert len(ids[0]) > 50
+        np.testing.assert_array_equal(*ids)
 
 
 def test_batches_are_gathered_into_memory_that_is_given(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +47,10 @@ def build(
     out: Annotated[Path, typer.Argument(help="Folder of the store, a new one.", show_default=False)],
     label: Annotated[str | None, typer.Option(help="The column that a model is to predict.")] = None,
     form: Annotated[
-        str | None, typer.Option(metavar="<form>", help="csv, parquet, tfrecord, ...: a function of cordee.data.")
+        str | None,
+        typer.Option(
+            metavar="<form>", help="csv, parquet, ...: a function of cordee.data. Default: by names of files."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="<name=value>", help="For the reader, such as on_error=skip.")
@@ -132,16 +136,10 @@ def _chain_of(source: str, form: str | None, settings: Mapping[str, str]) -> Cha
     """A chain over files, by what their names end with."""
     data = importlib.import_module("cordee.data")
     known = [name for name, one in vars(data).items() if inspect.isfunction(one) and "what" in _parameters(one)]
-    name = form or next((name for name, endings in FORMS.items() if source.lower().endswith(endings)), None)
-    if name is None:
-        inside = {path.suffix.lower() for path in Path(source).glob("*")} if Path(source).is_dir() else set()
-        name = next((name for name, endings in FORMS.items() if inside & set(endings)), None)
+    name = form or _form_of(source)
     if name not in known:
-        near = did_you_mean(name, known) if name else ""
-        raise UsageError(
-            f"{source}: {f'--form {name} is not known' if name else 'the name does not say what it holds'}.{near} Give "
-            f"one of --form {', '.join(known)}; or a Python file with a chain, as file.py:chain"
-        )
+        near = did_you_mean(name, known)
+        raise UsageError(f"--form {name} is not known.{near} Give one of --form {', '.join(known)}")
     function = getattr(data, name)
     parameters = _parameters(function)
     given = {}
@@ -152,6 +150,26 @@ def _chain_of(source: str, form: str | None, settings: Mapping[str, str]) -> Cha
         given[key] = _value(text, str(parameters[key].annotation))
     chain: Chain = function(source, **given)
     return chain
+
+
+def _form_of(source: str) -> str:
+    """The function that reads what lies there, by how names of files end; text files beside others say nothing."""
+    from cordee.feed.places import resolve
+
+    named = next((name for name, endings in FORMS.items() if source.lower().endswith(endings)), None)
+    if named is not None:
+        return named
+    files = [place.name.lower() for place in resolve(source)]
+    counts = Counter(name for one in files for name, endings in FORMS.items() if one.endswith(endings))
+    if len(counts) > 1:  # such as a README.txt
+        del counts["lines"]
+    if len(counts) == 1:
+        return next(iter(counts))
+    holds = " and ".join(f"{plural(count, 'file')} for {name}" for name, count in counts.items())
+    raise UsageError(
+        f"{source}: {f'it holds {holds}' if counts else 'the name does not say what it holds'}. Give one of --form "
+        f"{', '.join(FORMS)}, ...; or a Python file with a chain, as file.py:chain"
+    )
 
 
 def _ratios(text: str) -> tuple[float, ...]:

@@ -40,11 +40,21 @@ class Kind:
 class Ragged:
     """Entries of any length: the numbers of all of them one after the other, and where each begins."""
 
-    __slots__ = ("offsets", "text", "values")
+    __slots__ = ("different", "offsets", "text", "values")
 
-    def __init__(self, offsets: NDArray[np.int64], values: NDArray[Any], *, text: bool = False) -> None:
-        """Entry i is `values[offsets[i] : offsets[i + 1]]`; texts are bytes of UTF-8."""
-        self.offsets, self.values, self.text = offsets, values, text
+    def __init__(
+        self,
+        offsets: NDArray[np.int64],
+        values: NDArray[Any],
+        *,
+        text: bool = False,
+        different: Sequence[bytes] | None = None,
+    ) -> None:
+        """Entry i is `values[offsets[i] : offsets[i + 1]]`; texts are bytes of UTF-8.
+
+        `different`: each of the texts once, where a reader knows them without looking at all entries.
+        """
+        self.offsets, self.values, self.text, self.different = offsets, values, text, different
 
     def __len__(self) -> int:
         """How many entries there are."""

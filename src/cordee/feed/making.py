@@ -65,8 +65,7 @@ class Making:
     @cached_property
     def _parts(self) -> list[str]:
         """What stands for the rows of the files as they are now."""
-        places = [f"{one.key}\0{one.size}\0{one.mark}{one.origin and chr(0)}{one.origin}" for one in self.places]
-        return [self.reader.key, *places]
+        return [self.reader.key, *(place.stamp for place in self.places)]
 
     def _looked(self) -> Schema:
         return self.reader.schema(self.places)

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from cordee.core.errors import DataError
 from cordee.feed.filesystem.find import absolute, base_of, filesystem_of, has_magic, hidden, matching
 from cordee.feed.filesystem.seam import Entry, Filesystem, without_query
 
 _SHOWN = 8
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,14 @@ class Place:
     """Changes when its bytes do: the time of the last change, or the tag that a server gives it."""
     origin: str = ""
     """What its rows are known by, if that is not `key`: the same as before files of equal names were named after it."""
+    folders: tuple[tuple[str, str | None], ...] = ()
+    """What the names of folders below what the user named say (`year=2024`); None for a missing value."""
+
+    @property
+    def stamp(self) -> str:
+        """A text that differs when its rows may: all but where it lies."""
+        told = "".join(f"{name}={value!r}\0" for name, value in self.folders)
+        return f"{self.key}\0{self.size}\0{self.mark}\0" + (f"{self.origin}\0" if self.origin else "") + told
 
     @property
     def identity(self) -> str:
@@ -113,7 +123,13 @@ def _of_folder(files: Filesystem, folder: Entry, base: str, endings: Sequence[st
 
 def _place(entry: Entry, base: str) -> Place:
     key = entry.url[len(base.rstrip("/")) + 1 :] if base else entry.name
-    return Place(entry.url, key, entry.size, entry.mark)
+    return Place(entry.url, key, entry.size, entry.mark, folders=_told(key))
+
+
+def _told(key: str) -> tuple[tuple[str, str | None], ...]:
+    """Names and values in a path, as Hive and Spark write them: `year=2024/kind=a%2Fb/part.parquet`."""
+    pairs = [one.partition("=") for one in key.split("/")[:-1] if not one.startswith("=") and "=" in one]
+    return tuple((unquote(name), None if value == _NO_VALUE else unquote(value)) for name, _, value in pairs)
 
 
 def _distinct(places: Sequence[Place]) -> tuple[Place, ...]:

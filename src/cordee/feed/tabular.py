@@ -57,7 +57,7 @@ def parquet(
 
     Lists of fixed size are arrays of that shape, others have any length (`types={"image": "uint8 (28, 28)"}` says
     otherwise). Dates and timestamps are seconds since 1970 (UTC), decimals float64, whole numbers with missing values
-    floats.
+    floats. Folders such as `year=2024/` below what is named are columns too.
     """
     reader = ParquetReader(tuple(_listed("columns", columns)), type_pairs(types), on_error)
     return Chain(reader, what, label=label)

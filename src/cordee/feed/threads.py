@@ -74,6 +74,19 @@ def in_threads(work: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[
         raise error
 
 
+def ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same ones: while one of them is used, another thread makes the next."""
+    if len(usable_cores()) < 2:
+        yield from parts
+        return
+    none: Any = object()
+    with ThreadPoolExecutor(1, "ahead", use_threads, (_mine.threads,)) as pool:
+        coming = pool.submit(next, parts, none)
+        while (part := coming.result()) is not none:
+            coming = pool.submit(next, parts, none)
+            yield part
+
+
 def tasks_in_threads(
     work: Callable[[Part], Made], tasks: Sequence[Part], threads: int, notice: Hear | None
 ) -> Iterator[tuple[int, Made]]:

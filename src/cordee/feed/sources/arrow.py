@@ -84,9 +84,9 @@ def kind_of(name: str, kind: Any, *, missing: bool) -> Kind:
 
 def misfit(array: Any, kind: Kind) -> Misfit | None:
     """Entries of an array that a column of this kind cannot hold; None if it can hold all."""
-    array = plain_array(array)
     if kind.dtype == TEXT:
         return None
+    array = plain_array(array)
     if kind.ragged:
         return _holes(array, kind)
     if not kind.shape:
@@ -107,10 +107,11 @@ def misfit(array: Any, kind: Kind) -> Misfit | None:
 
 def column_of(array: Any, kind: Kind) -> Column:
     """An Arrow array (or several in one column) as a column of this kind; its memory is used where that is possible."""
+    different = _different(array) if kind.dtype == TEXT else None
     array = plain_array(array)
     if kind.ragged:
         offsets, values = _entries(array, kind)
-        return Ragged(offsets, values, text=kind.dtype == TEXT)
+        return Ragged(offsets, values, text=kind.dtype == TEXT, different=different)
     if not kind.shape:
         return _numbers(array, kind.dtype)
     if not pyarrow().types.is_fixed_size_list(array.type):
@@ -184,10 +185,11 @@ def _seconds(array: Any) -> NDArray[np.float64]:
     pa = pyarrow()
     kind, types = array.type, pa.types
     numbers = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy(zero_copy_only=False)
-    numbers = numbers.astype(np.float64)
-    seconds: NDArray[np.float64] = (
-        numbers * _DAY if types.is_date32(kind) else numbers / (10**3 if types.is_date64(kind) else _SECONDS[kind.unit])
-    )
+    seconds: NDArray[np.float64]
+    if types.is_date32(kind):
+        seconds = np.multiply(numbers, _DAY, dtype=np.float64)
+    else:
+        seconds = np.divide(numbers, 10**3 if types.is_date64(kind) else _SECONDS[kind.unit], dtype=np.float64)
     return seconds
 
 
@@ -210,7 +212,23 @@ def _entries(array: Any, kind: Kind) -> tuple[NDArray[np.int64], NDArray[Any]]:
     width = np.int64 if str(array.type).startswith("large") else np.int32
     offsets = np.frombuffer(places, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     values = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return offsets - offsets[0], values[offsets[0] : offsets[-1]].astype(_dtype(kind), copy=False)
+    values = values[offsets[0] : offsets[-1]].astype(_dtype(kind), copy=False)
+    if offsets[0]:
+        offsets -= offsets[0]
+    return offsets, values
+
+
+def _different(array: Any) -> list[bytes] | None:
+    """The texts of an array that is stored as a dictionary and numbers into it; None for others."""
+    pa = pyarrow()
+    if not pa.types.is_dictionary(array.type) or str(array.type.value_type) not in ("string", "large_string"):
+        return None
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks != 1:
+            return None
+        array = array.chunk(0)
+    used = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(array.dictionary))
+    return [text for text in array.dictionary.cast(pa.large_binary()).take(np.flatnonzero(used)).to_pylist() if text]
 
 
 def _of_lists(array: Any, kind: Kind) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from cordee.core.errors import DataError
-from cordee.feed.columns import Columns, Schema
+from cordee.feed.columns import Columns, Schema, joined
 from cordee.feed.places import Place
 from cordee.feed.sources.arrow import kind_of, no_rows, pyarrow
 from cordee.feed.sources.csvfile import (
@@ -33,6 +34,8 @@ MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A",
 """What stands for a missing value, unless the user says otherwise."""
 BLOCK = 2 << 20
 """Bytes of a file that are parsed at a time: more of them leave the caches of a core, fewer cost calls."""
+TOGETHER = 4
+"""Blocks that make one chunk: what follows takes less time for each of its numbers when there are more of them."""
 LOOKED = 1 << 20
 """Bytes at the beginning of each file that decide the types of columns."""
 _EXACT = 2**53
@@ -106,7 +109,7 @@ class CsvReader:
     def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
         """Blocks of rows; `start` is a byte of the file (of what is packed in it)."""
         try:
-            yield from self._chunks(place, schema, start)
+            yield from _together(self._chunks(place, schema, start))
         except Unreadable as error:
             if self.on_error == "stop":
                 raise
@@ -223,6 +226,30 @@ class CsvReader:
 
     def _beginning(self, place: Place) -> tuple[bytes, Head, bool]:
         return _beginning(self.names, self.dialect, place)
+
+
+def _together(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The same rows in fewer chunks; those before an error come before it."""
+    group: list[Chunk] = []
+    try:
+        for one in chunks:
+            group.append(one)
+            if len(group) == TOGETHER:
+                yield _joined(group)
+                group = []
+    except DataError:
+        if group:
+            yield _joined(group)
+        raise
+    if group:
+        yield _joined(group)
+
+
+def _joined(group: Sequence[Chunk]) -> Chunk:
+    """One chunk of several that follow one another."""
+    some = [one for one in group if one.rows] or [group[-1]]
+    columns = {name: joined([one.columns[name] for one in some]) for name in some[0].columns}
+    return Chunk(columns, sum(one.rows for one in group), group[-1].next, tuple(chain(*(one.faults for one in group))))
 
 
 _HELP = (

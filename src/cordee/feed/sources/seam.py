@@ -106,6 +106,15 @@ class LetsGo(Protocol):
 
 
 @runtime_checkable
+class Divides(Protocol):
+    """A reader that counts by rows, and that may begin in the middle of a file without reading what comes before."""
+
+    def edges(self, place: Place, schema: Schema) -> Sequence[int]:
+        """The rows at which reading may begin, from 0 on, and how many rows there are; empty: not to be divided."""
+        ...
+
+
+@runtime_checkable
 class OwnPlaces(Protocol):
     """A reader whose rows lie in this process, and that knows where: a chain names no files for it."""
 

@@ -13,8 +13,9 @@ from cordee.core import interrupts
 from cordee.feed.columns import taken
 from cordee.feed.steps.seam import TRAIN, Fitting
 from cordee.feed.store.build import Progress, Tell, processes_for
+from cordee.feed.store.cutting import Span
 from cordee.feed.store.recipe import Recipe, RowMaker, named_step
-from cordee.feed.store.span import Done, Span, spans_of
+from cordee.feed.store.span import Done
 from cordee.feed.store.write import nbytes_of
 from cordee.feed.tasks import run_tasks
 from cordee.feed.taskwire import report
@@ -28,7 +29,7 @@ def aggregate(
     Only rows of the training set count; None where there are none. Put together in the order of the files, so that they
     are the same to the last bit for any number of processes.
     """
-    spans = spans_of(recipe.places)
+    spans = recipe.spans
     if processes is None or recipe.reader.in_process:
         processes = processes_for(recipe, len(spans))
     began, rows, nbytes, read = time.monotonic(), 0, 0, 0
@@ -61,8 +62,8 @@ class _Gather:
 
     def __call__(self, span: Span) -> list[Any]:
         whole: list[Any] = [None] * len(self.fittings)
-        for place in span.places:
-            for rows, chunk in self.maker.rows(place):
+        for place, size in zip(span.places, span.sizes, strict=True):
+            for rows, chunk in self.maker.rows(place, span.start, span.start, span.stop):
                 report(Done(chunk.rows, nbytes_of(rows.columns)))
                 ids = np.flatnonzero(rows.sets == TRAIN)
                 if not len(ids):
@@ -75,7 +76,7 @@ class _Gather:
                     with named_step(fitting, f" in {place.key}"):
                         parts.append(fitting.of(columns))
                 whole = self.merged(whole, parts)
-            report(Done(read=place.size))
+            report(Done(read=size))
         return whole
 
     def merged(self, one: list[Any], other: list[Any]) -> list[Any]:

@@ -25,9 +25,10 @@ from cordee.core.errors import DataError
 from cordee.core.locks import take_lock
 from cordee.core.machine import usable_cores
 from cordee.feed.sources.seam import LetsGo
+from cordee.feed.store.cutting import Span, key_of
 from cordee.feed.store.layout import BUILDING, FORM, LOCK, MANIFEST, SETS, Manifest, kinds_of
 from cordee.feed.store.recipe import Recipe
-from cordee.feed.store.span import Cut, Done, Span, SpanBuilder, cuts_of, forget_span, spans_of, whole
+from cordee.feed.store.span import Cut, Done, SpanBuilder, cuts_of, forget_span, whole
 from cordee.feed.store.statistics import Summary, merged
 from cordee.feed.store.write import storage_errors
 from cordee.feed.tasks import run_tasks
@@ -87,7 +88,7 @@ def build(
             if found := _found(out, recipe.key):  # another process has just built it
                 shutil.rmtree(out / BUILDING, ignore_errors=True)
                 return found
-            spans = spans_of(recipe.places)
+            spans = recipe.spans
             _prepare(out, recipe, spans)
             _run(recipe, out, spans, processes, tell, lock)
             return _finish(out, recipe, spans, durable)
@@ -128,7 +129,7 @@ def shown(progress: Progress) -> str:
 def _run(recipe: Recipe, out: Path, spans: Sequence[Span], processes: int | None, tell: Tell | None, lock: int) -> None:
     left = [span for span in spans if not ((cuts := cuts_of(out, span.number)) and cuts[-1].done)]
     began, progress = time.monotonic(), Progress(total=recipe.nbytes)
-    progress = Progress(read=recipe.nbytes - sum(place.size for span in left for place in span.places))
+    progress = Progress(read=recipe.nbytes - sum(sum(span.sizes) for span in left))
 
     def hear(done: Done) -> None:
         nonlocal progress
@@ -260,9 +261,9 @@ def _found(out: Path, key: str) -> Manifest | None:
 
 def _prepare(out: Path, recipe: Recipe, spans: Sequence[Span]) -> None:
     """Keep what an earlier build of the same recipe has finished; remove everything else."""
-    record = out / BUILDING / _RECIPE
+    record, key = out / BUILDING / _RECIPE, f"{recipe.key} {key_of(spans)}"
     try:
-        same = msgspec.json.decode(record.read_bytes(), type=str) == recipe.key
+        same = msgspec.json.decode(record.read_bytes(), type=str) == key
     except (OSError, msgspec.MsgspecError):
         same = False
     kept: set[str] = set()
@@ -282,7 +283,7 @@ def _prepare(out: Path, recipe: Recipe, spans: Sequence[Span]) -> None:
     if not same:
         shutil.rmtree(out / BUILDING, ignore_errors=True)
         (out / BUILDING).mkdir()
-        write_whole(record, msgspec.json.encode(recipe.key).decode())
+        write_whole(record, msgspec.json.encode(key).decode())
 
 
 def _flush(out: Path) -> None:

@@ -29,7 +29,6 @@ from cordee.feed.store.build import Progress, Tell, build, manifest_of, shown, s
 from cordee.feed.store.layout import BUILDING, LOCK
 from cordee.feed.store.opened import Store, open_store
 from cordee.feed.store.recipe import Recipe
-from cordee.feed.store.span import spans_of
 from cordee.feed.store.write import storage_errors
 
 DEADLINE_S = 600.0
@@ -76,8 +75,7 @@ def _built(root: Path, entry: Path, recipe: Recipe, processes: int | None, tell:
     if (store := opened(entry)) is not None:  # built while we waited for the lock
         return store
     part = root / f"{recipe.key}.{_host()}.part"
-    spans = spans_of(recipe.places)
-    at_once = max(1, *spread_for(recipe, len(spans), processes))
+    at_once = max(1, *spread_for(recipe, len(recipe.spans), processes))
     # Each may be about to write a shard; one shard over the budget is tolerated.
     ahead = (at_once - 1) * recipe.shard_bytes
     room = Room(root, entry, part, ahead, "build it elsewhere with `cordee data build SOURCE OUT` and train from OUT")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,11 @@ from cordee.core.errors import CordeeError, DataError
 from cordee.feed.columns import Columns, Schema, kind_of_column, rows_of
 from cordee.feed.permute import SPREAD, mix, random_bits
 from cordee.feed.places import Place
-from cordee.feed.sources.seam import Chunk, Reader
+from cordee.feed.sources.seam import END, Chunk, Divides, Reader
 from cordee.feed.steps.seam import TRAIN, Rows, Step
+from cordee.feed.store.cutting import Span, spans_of
 from cordee.feed.store.layout import FORM, NO_ROWS, Features, Skipped
+from cordee.feed.store.statistics import WIDE
 from cordee.feed.store.write import stored_kind
 
 SHARD_BYTES = 64 * 2**20
@@ -61,11 +64,13 @@ class RowMaker:
     """The columns after each of the steps."""
     split: Splitting | None = None
 
-    def rows(self, place: Place, start: int = 0, number: int = 0) -> Iterator[Taken]:
-        """The rows of a file from `start` on, the first of which is its row `number`."""
+    def rows(self, place: Place, start: int = 0, number: int = 0, stop: int = END) -> Iterator[Taken]:
+        """The rows of a file from `start` on, the first of which is its row `number`, up to `stop`."""
+        if start >= stop:
+            return
         for chunk in self.reader.chunks(place, self.raw, start):
             if chunk.rows:
-                origins = origins_of(place, number, chunk.rows)
+                origins = origins_of(place, number, chunk.rows) if self._drawn else _same(chunk.rows)
                 sets = np.full(chunk.rows, TRAIN, np.uint8)
                 if self.split is not None:
                     sets = self.split.sets(place, chunk.columns, origins)
@@ -73,6 +78,14 @@ class RowMaker:
             else:
                 yield Taken(Rows(chunk.columns, np.zeros(0, np.uint64), np.zeros(0, np.uint8)), chunk)
             number += chunk.rows
+            if chunk.next >= stop:
+                return
+
+    @cached_property
+    def _drawn(self) -> bool:
+        """Whether anything is a function of a row's origin."""
+        wide = any(math.prod(one.shape) > WIDE for one in self.raw.values())
+        return wide or self.split is not None or bool(self.steps)
 
     def _stepped(self, rows: Rows, place: Place) -> Rows:
         for step, schema in zip(self.steps, self.schemas, strict=True):
@@ -133,6 +146,14 @@ class Recipe:
         return {name: stored_kind(name, kind) for name, kind in last.items()}
 
     @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The parts that it is built in."""
+        reader = self.reader
+        if not isinstance(reader, Divides):
+            return tuple(spans_of(self.places))
+        return tuple(spans_of(self.places, lambda place: reader.edges(place, self.maker.raw)))
+
+    @cached_property
     def key(self) -> str:
         """Equal keys, equal rows: made of the reader, the files as they are now, and the steps."""
         whole = hashlib.sha256()
@@ -141,8 +162,7 @@ class Recipe:
         for part in parts:
             whole.update(f"{len(part)} {part}".encode("utf-8", "surrogatepass"))
         for place in self.places:
-            origin = f"{place.origin}\0" if place.origin else ""
-            whole.update(f"{place.key}\0{place.size}\0{place.mark}\0{origin}".encode("utf-8", "surrogatepass"))
+            whole.update(place.stamp.encode("utf-8", "surrogatepass"))
         return whole.hexdigest()[:32]
 
     @cached_property
@@ -155,6 +175,10 @@ def origins_of(place: Place, start: int, count: int) -> NDArray[np.uint64]:
     """Of `count` rows of a file from row `start` on: 64 bits each, of the file's identity and the row's number."""
     key = np.uint64(random_bits(1, f"origin {place.identity}")[0])
     return mix((np.arange(start, start + count, dtype=np.uint64) + _ONE) * SPREAD + key)
+
+
+def _same(count: int) -> NDArray[np.uint64]:
+    return np.broadcast_to(np.uint64(0), count)
 
 
 def called(step: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,15 @@ import numpy as np
 from cordee.core import heap
 from cordee.core.damage import write_whole
 from cordee.feed.columns import Schema, taken
-from cordee.feed.places import Place
 from cordee.feed.sources.seam import Fault
 from cordee.feed.steps.seam import Rows
+from cordee.feed.store.cutting import Span
 from cordee.feed.store.layout import BUILDING, MOST_FAULTS, SETS, Shard, Skipped
 from cordee.feed.store.recipe import RowMaker, Taken
 from cordee.feed.store.statistics import Summary, merged, summary_of
 from cordee.feed.store.write import ShardWriter, nbytes_of, storage_errors
 from cordee.feed.taskwire import report
-from cordee.feed.threads import in_threads
-
-_SMALLEST, _LARGEST, _PARTS = 2**20, 64 * 2**20, 16
-"""Bytes of the small files that are one span: a part of them all, within bounds."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Files that follow one another: one large one, or many small ones whose rows share shards."""
-
-    number: int
-    places: tuple[Place, ...]
-
-    def __str__(self) -> str:
-        """The first file, and how many others there are."""
-        more = f" and {len(self.places) - 1} more files" if len(self.places) > 1 else ""
-        return f"{self.places[0].shown}{more}"
+from cordee.feed.threads import ahead, in_threads
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -69,21 +53,6 @@ class Cut(msgspec.Struct):
     done: bool = False
 
 
-def spans_of(places: Sequence[Place]) -> list[Span]:
-    """All files in their order. Sizes alone decide how they are cut, so that any number of processes makes the same."""
-    enough = min(_LARGEST, max(_SMALLEST, sum(place.size for place in places) // _PARTS))
-    spans: list[Span] = []
-    group: list[Place] = []
-    size = 0
-    for place in places:
-        if group and size + place.size > enough:
-            spans.append(Span(len(spans), tuple(group)))
-            group, size = [], 0
-        group.append(place)
-        size += place.size
-    return [*spans, Span(len(spans), tuple(group))] if group else spans
-
-
 def cuts_of(out: Path, number: int) -> list[Cut]:
     """What was written of a span so far."""
     found: list[Cut] = []
@@ -110,28 +79,41 @@ class SpanBuilder:
         cuts = cuts_of(self.out, span.number)
         if cuts and cuts[-1].done:
             return len(cuts)
-        at = cuts[-1] if cuts else Cut({}, 0, 0, 0, {name: Summary() for name in self.schema})
+        at = cuts[-1] if cuts else Cut({}, 0, span.start, span.start, {name: Summary() for name in self.schema})
         shards = _Shards(self.out, span.number, len(cuts), self.schema, at.statistics)
-        skipped, row, start = at.skipped, at.row, at.start
-        for index in range(at.place, len(span.places)):
-            place = span.places[index]
-            for (rows, chunk), found in in_threads(self._summed, self.maker.rows(place, start, row)):
-                row, start = row + chunk.rows, chunk.next
-                if chunk.faults:
-                    skipped = skipped.plus(_skipped(chunk.faults))
-                if len(rows):
-                    shards.add(rows, found)
-                report(Done(chunk.rows, nbytes_of(rows.columns)))
-                if shards.nbytes >= self.shard_bytes:
-                    shards.finish(Cut({}, index, start, row, shards.statistics, skipped))
-            report(Done(read=place.size))
-            row = start = 0
+        skipped, row = at.skipped, at.row
+        for index, made, found in in_threads(self._summed, ahead(self._rows(span, at))):
+            if made is None:  # the file's end
+                report(Done(read=span.sizes[index]))
+                row = 0
+                continue
+            rows, chunk = made
+            row += chunk.rows
+            if chunk.faults:
+                skipped = skipped.plus(_skipped(chunk.faults))
+            if len(rows):
+                shards.add(rows, found)
+            report(Done(chunk.rows, nbytes_of(rows.columns)))
+            if shards.nbytes >= self.shard_bytes:
+                shards.finish(Cut({}, index, chunk.next, row, shards.statistics, skipped))
         shards.finish(Cut({}, len(span.places), 0, 0, shards.statistics, skipped, done=True))
         return shards.count
 
-    def _summed(self, taken: Taken) -> tuple[Taken, dict[str, Summary]]:
-        rows = taken.rows
-        return taken, {name: summary_of(rows.columns[name], rows.origins) for name in self.schema} if len(rows) else {}
+    def _rows(self, span: Span, at: Cut) -> Iterator[tuple[int, Taken | None]]:
+        """What comes after a cut, each with the place of its file in the span; None after the last rows of a file."""
+        start, row = at.start, at.row
+        for index in range(at.place, len(span.places)):
+            for made in self.maker.rows(span.places[index], start, row, span.stop):
+                yield index, made
+            yield index, None
+            start = row = 0
+
+    def _summed(self, part: tuple[int, Taken | None]) -> tuple[int, Taken | None, dict[str, Summary]]:
+        index, made = part
+        if made is None or not len(made.rows):
+            return index, made, {}
+        rows = made.rows
+        return index, made, {name: summary_of(rows.columns[name], rows.origins) for name in self.schema}
 
 
 class _Shards:
@@ -147,14 +129,14 @@ class _Shards:
         for name, found in statistics.items():
             self.statistics[name] = merged(self.statistics[name], found)
         self.nbytes += nbytes_of(rows.columns)
-        counts = np.bincount(rows.sets, minlength=len(SETS)).tolist()
         for number, name in enumerate(SETS):
-            if counts[number] == len(rows):
-                self._writer(name).add(rows.columns, len(rows))
-            elif counts[number]:
-                ids = np.flatnonzero(rows.sets == number)
-                columns = {each: taken(column, ids) for each, column in rows.columns.items()}
-                self._writer(name).add(columns, counts[number])
+            of_set = rows.sets == number
+            count = int(np.count_nonzero(of_set))
+            if count == len(rows):
+                self._writer(name).add(rows.columns, count)
+            elif count:
+                ids = np.flatnonzero(of_set)
+                self._writer(name).add({each: taken(column, ids) for each, column in rows.columns.items()}, count)
 
     def finish(self, cut: Cut) -> None:
         """Shards first, then the record that counts them: without it they are written again."""
