@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,14 +25,22 @@ def started(outs: list[Path], awaited: Path, *words: str) -> Iterator[list[Host]
     given = ["--workers", "1", "--threads", "1", "--set", f"awaits={awaited}", *words]
     given += ["--rendezvous", f"127.0.0.1:{port}", "--nodes", str(len(outs)), "--out"]
     try:
-        for out in outs:
+        for out in outs:  # they are numbered as they come
             hosts.append(start("train", job_file("steady"), *given, out))
             until(lambda: listeners(port) or hosts[0].poll() is not None)
+            if len(hosts) < len(outs):
+                heard(outs[0], f": {len(hosts)} of {len(outs)} hosts are here")
         yield hosts
     finally:
         for host in hosts:
             host.kill()
-            host.communicate(timeout=DEADLINE_S)
+            sys.stderr.write("".join(host.communicate(timeout=DEADLINE_S)))  # shown when a test fails
+
+
+def heard(out: Path, message: str) -> None:
+    """Wait until such a warning is on record."""
+    record = out / "events.jsonl"
+    until(lambda: record.exists() and any(message in one.get("message", "") for one in read(out)))
 
 
 def reached(out: Path, host: Host, event: str, count: int) -> None:

@@ -24,8 +24,8 @@ from cordee.runtime.coordinator.lease import claim, is_shared
 from cordee.runtime.coordinator.policy import goes_on, next_generation
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.state import Hosts, Roster
-from cordee.runtime.notices import Superseded
-from harness import DEADLINE_S
+from cordee.runtime.notices import Lost, Superseded
+from harness import DEADLINE_S, until
 
 GO = Go(2, (0, 1, 3), 7, None)
 ROSTER = Roster(3, 2, frozenset(GO.members), lost=((2, "killed"),), formed=True)
@@ -126,6 +126,17 @@ def test_it_lets_those_in_again_that_it_knows(again: Hub) -> None:
         assert found and all(one == Break(2, 3) for one in found), found
         assert (word.generation, word.members, word.target, word.giver) == (3, (0, 1), 8, 1)
         connection.close()
+
+
+def test_a_worker_that_gives_up_before_it_has_the_answer_may_come_again(again: Hub) -> None:
+    """A coordinator that is slow to answer does not take that for a loss."""
+    connect(again.address, Who("worker", "here", 0, term=1))[0].close()
+    until(lambda: not again._server.peers)
+    connection, _ = connect(again.address, Who("worker", "here", 0, term=1))
+    connection.send(Back(GO, 1, [2]))
+    until(lambda: ("worker", 0) in again._server.peers and not again._server.peers["worker", 0].unsure)
+    connection.close()
+    assert words_of(again, Lost).left == 2  # it had the answer: this is a loss
 
 
 def test_an_evicted_worker_is_refused_and_that_is_on_record(again: Hub) -> None:

@@ -14,11 +14,12 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, RendezvousError
 from cordee.core.events import Event
 from cordee.group import messages
 from cordee.group.messages import Beat, Clock, Message, Posted, Who
@@ -61,6 +62,17 @@ FOR_GOOD = (
     messages.Stuck,
 )
 """What a coordinator has to know whenever it comes."""
+Answer = Literal["refused", "silent", "there"]
+"""What a place where a coordinator may be says to an attempt to connect: that no launcher listens there any more,
+nothing, or that a launcher is there, without a coordinator."""
+Found = Mapping[tuple[str, int], Answer]
+
+
+def answer_of(error: CordeeError) -> Answer:
+    """By why an attempt to connect failed."""
+    if isinstance(error.__cause__, ConnectionRefusedError):
+        return "refused"
+    return "silent" if isinstance(error, RendezvousError) and isinstance(error.__cause__, OSError) else "there"
 
 
 class Client:
@@ -82,9 +94,9 @@ class Client:
         self.settings, self.run = welcome.settings, welcome.run
         self.addresses: list[Address] = []
         """Where a coordinator of this run may be; first where it was last."""
-        self.stays: Callable[[float, bool], bool] = lambda seconds, refused: True
-        """Asked while another coordinator is looked for, so long after the loss, and whether the place where it was
-        `refused` a connection, which shows that its launcher has ended: whether to go on looking."""
+        self.stays: Callable[[float, Found], bool] = lambda seconds, found: True
+        """Asked while another coordinator is looked for, so long after the loss, with what was found where it may be:
+        whether to go on looking."""
         self._who, self._back, self._patience_s = who, back, welcome.patience_s
         self._is_member(welcome, address)
         self.at = "starting"
@@ -210,17 +222,17 @@ class Client:
 
     def _return(self) -> bool:
         """Find the coordinator that was started in the place of the one that was lost; False if none came in time."""
-        began, refused = time.monotonic(), False
+        began, found = time.monotonic(), dict[tuple[str, int], Answer]()
         while not self._closed.is_set() and (left := began + self._patience_s - time.monotonic()) > 0:
-            for place, address in enumerate(list(self.addresses)):
+            for address in list(self.addresses):
                 try:
                     connection, welcome = connect(address, self._who, min(left, REACH_S))
                 except Refused as refusal:
                     self._hear(messages.Evicted(refusal.reason))
                     return False
                 except CordeeError as error:
-                    refused = refused or (place == 0 and isinstance(error.__cause__, ConnectionRefusedError))
-                    if place == 0 and not self.stays(time.monotonic() - began, refused):
+                    found[address.host, address.port] = answer_of(error)
+                    if not self.stays(time.monotonic() - began, found):
                         return False
                     continue
                 if welcome.term < self._who.term:  # one that does not know yet that there is another

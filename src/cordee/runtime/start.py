@@ -190,7 +190,7 @@ def _stay(
             local = follower.engine
             ends.callback(local.close)
             following = follower.watch(signals)
-            if follower.votes is not None:
+            if follower.gone:
                 return take_over(follower, hear, signals)
             kept.newest()
         return {}

@@ -7,7 +7,8 @@ the other hosts, which train on meanwhile, come to it. The run's record goes on 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.folder import last_recorded
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Minority
+from cordee.runtime.notices import Lost, Minority
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.recovering import Recovery
 
@@ -32,24 +33,28 @@ from cordee.runtime.recovering import Recovery
 def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[str, Any]:
     """The rest of the run, with this host as the first; returns the result, or raises what ended it."""
     known, launch = follower.known, follower.launch
-    assert known is not None and follower.votes is not None
-    gone, node = known.home, known.hosts.order.index(follower.number)
-    why = "fell silent" if follower.votes else "ended"
-    reason = f"the launcher on {known.hosts.names[gone] or 'the first host'} {why}"
+    assert known is not None
+    names, node = known.hosts.names, known.hosts.order.index(follower.number)
+    reasons = {
+        host: f"the launcher on {names[host] or 'the first host'} {'ended' if ended else 'fell silent'}"
+        for host, ended in follower.gone.items()
+    }
+    reason, tie = reasons[known.home], is_shared(launch.out, known.run)
     host, port = follower.door
     with contextlib.ExitStack() as ends:
         ends.callback(follower.close)
         follower.address = replace(follower.address, host=host, port=port)
-        start, begin_with = follower.engine.coordinate, _heritage(known, follower.number, last_recorded(launch.out))
+        start, begin_with = follower.engine.coordinate, _heritage(known, follower.number, last_recorded(launch.out)[0])
         hub = Coordinator(follower.notices, follower.listener, follower.address, start, begin_with, launch.out, reason)
         ends.callback(hub.close)
         for worker in known.roster.invited:  # whose place it was to take is known on the host that is gone
             hub.lose(worker, reason)
         hub.let_in(Evicted(f"no host can enter this run any more: {reason}, and it alone knew all places"))
-        hub.leave(gone, reason, follower.votes, tie=is_shared(launch.out, known.run))
-        if not hub.may_go_on(gone):  # the folder may be another side's, which continues
-            hub.abort(reason)
-            raise cut_off(hub.minority, reason, launch)
+        for gone, ended in follower.gone.items():  # those that ended first: they are not counted then
+            hub.leave(gone, reasons[gone], 0 if ended else len(known.here) // 2 + 1, tie=tie)
+            if not hub.may_go_on(gone):  # the folder may be another side's, which continues
+                hub.abort(reason)
+                raise cut_off(hub.minority, reason, launch)
         follower.kept.tell = lambda event: follower.notices.put((-1, event))
         recorder = Recorder(launch, hear, takes_over=True)
         ends.callback(recorder.close)
@@ -62,6 +67,8 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
                 if known.job is not None:
                     recorder.notice(-1, known.job)
             recorder.event(hub.introduced())
+            for worker, lost in known_losses(known):  # its launcher may have ended before it wrote them down
+                recorder.notice(worker, lost)
             return ()
 
         engine = HostsEngine(follower.engine, hub, follower.kept.place, node)
@@ -77,6 +84,15 @@ def _heritage(known: Known, home: int, recorded: int) -> Known:
     """
     following = known.next_term(0)
     return replace(following, home=home, recorded=recorded, roster=following.roster.tear())
+
+
+def known_losses(known: Known) -> Iterator[tuple[int, Lost]]:
+    """The members that were lost, as far as is known: newcomers only if they belonged to the last group."""
+    roster, hosts = known.roster, known.hosts
+    for worker, reason in roster.lost:
+        if worker < roster.expected or (known.go is not None and worker in known.go.members):
+            name = hosts.names.get(hosts.places.get(worker, -1), "")
+            yield worker, Lost(name, reason, len(roster.alive), time.time())
 
 
 def cut_off(minority: Minority | None, reason: str, launch: Launch) -> CordeeError:

@@ -30,9 +30,10 @@ class Door:
         notify: Callable[[int, object], None],
         hosts_and_servers: tuple[Launchers, Stewards],
         known: Known,
+        lose: Callable[[int, str], None],
     ) -> None:
-        """`known` is what this coordinator began with."""
-        self._server, self._notify, self._known = server, notify, known
+        """`known` is what this coordinator began with; `lose` says that a worker or a server is gone."""
+        self._server, self._notify, self._known, self._lose = server, notify, known, lose
         self._launchers, self._stewards = hosts_and_servers
         servers = (one.number for holding in known.servers.shards for one in holders_of(holding))
         others = [host for host in known.here if host != known.home]
@@ -77,13 +78,21 @@ class Door:
         """This one is here."""
         self._absent.discard((peer.role, peer.number))
 
-    def await_back(self, lose: Callable[[int, str], None]) -> None:
+    def await_back(self) -> None:
         """From now on, of each role as long as it may be silent; workers and servers that do not come are lost."""
-        for role, seconds in SILENCE_S.items():
-            follows = self._launchers.never_back if role == "node" else lose
-            self._server.later(max(seconds, LEAST_S), partial(self._give_up, role, follows))
+        for role in SILENCE_S:
+            self._await(role)
 
-    def _give_up(self, role: str, follows: Callable[[int, str], None]) -> None:
+    def await_again(self, peer: Peer) -> None:
+        """It came back and hung up before it had our answer, as a connection that is not answered soon is given up."""
+        self._absent.add((peer.role, peer.number))
+        self._await(peer.role)
+
+    def _await(self, role: str) -> None:
+        self._server.later(max(SILENCE_S[role], LEAST_S), partial(self._give_up, role))
+
+    def _give_up(self, role: str) -> None:
+        follows = self._launchers.never_back if role == "node" else self._lose
         for peer in sorted(one for one in self._absent if one[0] == role):
             self._absent.discard(peer)
             follows(peer[1], NEVER_BACK)

@@ -66,7 +66,7 @@ class Hub:
         self._parted = Parted(self._server, self._notify, self._evict, known)
         self.coming = Coming(self, self.launchers, self._server, self._notify, self._lost)
         self.stewards.restore(known)
-        self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known)
+        self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known, self._lost)
         self._board = Board(self._server)
         self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if successor else None)
         if successor:
@@ -74,7 +74,7 @@ class Hub:
             if successor.standing is not None:
                 self._server.tell_all(successor.standing, later=True)
         self._server.start()
-        self._server.call(self._door.await_back, self._lost)
+        self._server.call(self._door.await_back)
 
     @property
     def hosts(self) -> Hosts:
@@ -139,6 +139,8 @@ class Hub:
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
         self.launchers.came(peer, who)
+        if who.term and (known := self.known()).heirs:  # it may be the next one
+            self._server.tell(peer, messages.Known(known.packed()))
         if self.hosts.order and not (who.term or who.joins):
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
@@ -146,7 +148,9 @@ class Hub:
         """A worker is lost, or a host, with all of its workers."""
         if self._ending:
             return
-        if peer.role == "node":
+        if peer.unsure:
+            self._door.await_again(peer)
+        elif peer.role == "node":
             self.launchers.gone(peer)
         else:
             self._lost(peer.number, reason, peer.host)

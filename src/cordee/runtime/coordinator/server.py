@@ -52,6 +52,8 @@ class Peer:
     """Whether it was given up for its silence."""
     heard: int = 0
     """The number of the last `Posted` of it that was passed on."""
+    unsure: bool = False
+    """Whether it came back and has said nothing since: our answer may not have reached it."""
 
     @property
     def name(self) -> str:
@@ -215,7 +217,7 @@ class Server:
             while peer is not None:
                 message = await _read(reader)
                 if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
-                    peer.seen = time.monotonic()
+                    peer.seen, peer.unsure = time.monotonic(), False
                     self._host.heard(peer, message)
         except Exception as error:
             assert peer is not None
@@ -241,7 +243,7 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes
     ) -> Peer | None:
         who = await _prove(reader, writer, self._token, certificate)
-        peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
+        peer = Peer(who.role, who.number, who.host, writer, time.monotonic(), unsure=who.term > 0)
         answer = self._host.admit(peer, who)
         writer.write(pack(answer))
         if not isinstance(answer, Welcome):

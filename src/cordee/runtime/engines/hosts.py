@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import queue
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -24,7 +24,7 @@ from cordee.core.errors import (
 from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
-from cordee.group.client import Client
+from cordee.group.client import Client, Found
 from cordee.group.messages import Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.known import Known, unpack_known
@@ -94,8 +94,8 @@ class Follower:
         """Where the coordinator is."""
         self.known: Known | None = None
         """What the next coordinator begins with, once all hosts have come."""
-        self.votes: int | None = None
-        """None: this host does not take over. How many hosts have to come to it, with itself; 0: it needs none."""
+        self.gone: Mapping[int, bool] = {}
+        """The hosts in whose place this one takes over: whether each has ended for certain. Empty: it does not."""
         self._node = 0
         """The place of this host among the hosts."""
         self._again: messages.Again | None = None
@@ -148,7 +148,7 @@ class Follower:
         try:
             while not self._take(signals):
                 pass
-            if self.votes is not None:
+            if self.gone:
                 return None
             self.engine.wait(END_S)
             if self._again is not None:
@@ -158,7 +158,7 @@ class Follower:
             return None
         finally:
             self._client.close()
-            if self.votes is None:
+            if not self.gone:
                 self.close()
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Follower:
                     raise RendezvousError(NOT_STARTED)
                 case messages.Abort(reason, again) if again is not None and not self._asked:
                     self._come_back(reason, again)
-                case CoordinatorLost() if self._again is not None or self.votes is not None:
+                case CoordinatorLost() if self._again is not None or self.gone:
                     return True
                 case messages.Abort(reason):
                     raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
@@ -249,13 +249,17 @@ class Follower:
             self._client.expect_end()
         self.notices.put((-1, message))
 
-    def _stays(self, seconds: float, refused: bool) -> bool:
+    def _stays(self, seconds: float, found: Found) -> bool:
         """The coordinator is lost: whether to look for another one, or be it. The hosts do so in their order."""
+        first = self._client.addresses[0]
+        refused = found.get((first.host, first.port)) == "refused"
         if self.known is None or self.number not in self.known.heirs:  # perhaps one of the others does
             return not refused or (self.known is not None and bool(self.known.heirs))
-        if seconds < self.known.heirs.index(self.number) * TURN_S + (0 if refused else SURE_S):
+        before = self.known.heirs[: self.known.heirs.index(self.number)]
+        ended = [host for host in before if found.get(self.known.hosts.doors[host]) == "refused"]
+        if seconds < (len(before) - len(ended)) * TURN_S + (0 if refused else SURE_S):
             return True
-        self.votes = 0 if refused else len(self.known.here) // 2 + 1
+        self.gone = {**dict.fromkeys(ended, True), self.known.home: refused}
         return False
 
     def _lost(self, how: str) -> None:
