@@ -56,3 +56,15 @@ class Answer(Message):
     text: str
     error: str = ""
     """The name of the class in `cordee.core.errors` if it was refused."""
+
+
+class Without(Message):
+    """A host fell silent: a launcher is asked whether it agrees to continue without it."""
+
+    host: int
+
+
+class Agreed(Message):
+    """A launcher agrees: it never follows a coordinator on that host from now on."""
+
+    host: int

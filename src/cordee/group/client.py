@@ -30,8 +30,10 @@ BEAT_S = 0.5
 """How often workers and launchers say that they are there. Losses on one host are noticed without it, at once."""
 STALL_S = 1.5
 """A beat that comes so late says that its own process did not run: that is not the others' silence."""
-HUB_SILENCE_S = 10.0
-"""On another host a lost coordinator may look like silence: a worker that hears nothing for so long ends itself."""
+SILENT_S = 3.0
+"""On another host a lost coordinator may look like silence: after so long its peers look for another one."""
+END_SILENT_S = 10.0
+"""The same where there will be no other one, as it is in a process that trains, and they end themselves."""
 SEND_S = 0.1
 """How often what has gathered for the record is sent."""
 CLOSE_S = 2.0
@@ -116,8 +118,9 @@ class Client:
         self._asked = 0.0
         self._best_round_trip = float("inf")
         # On this host a connection closes when its other end dies: silence means nothing there.
-        self._silence_s = HUB_SILENCE_S if address.tls else float("inf")
-        self._heard = time.monotonic()
+        limit_s = SILENT_S if welcome.patience_s else END_SILENT_S
+        self._silence_s = limit_s if address.tls else float("inf")
+        self._heard, self._echo = time.monotonic(), 0.0
         self._silent: list[Connection] = []
         """Connections to coordinators that said nothing any more."""
         self._closed = threading.Event()
@@ -170,9 +173,12 @@ class Client:
 
         Closing at once could lose it: the answer to a beat that is not read any more resets the connection.
         """
+        if self._connection in self._silent:  # that coordinator would take it for the end of this process
+            self._closed.set()
+            return
         self.send()
         if self._unheard and not self._closed.is_set():
-            self.send(Beat(self.at))  # the answer says how much has come through
+            self.send(Beat(self.at, self._echo))  # the answer says how much has come through
             deadline = time.monotonic() + CLOSE_S
             while self._unheard and not self._closed.is_set() and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -197,7 +203,7 @@ class Client:
                 self._heard = now
             next_beat, looked = now + BEAT_S, now
             self._asked = time.time()
-            self.send(Beat(self.at))
+            self.send(Beat(self.at, self._echo))
             if now - self._heard > self._silence_s:
                 if self._patience_s:
                     self._silent.append(self._connection)
@@ -211,6 +217,7 @@ class Client:
                 self._heard = time.monotonic()
                 if isinstance(message, Clock):
                     self._set_clock(message.seconds)
+                    self._echo = message.sent
                     with self._writing:
                         while self._unheard and self._unheard[0].number <= message.heard:
                             self._unheard.popleft()
@@ -251,7 +258,7 @@ class Client:
                 self._connection.close()
             self._connection = connection
             self._is_member(welcome, address)
-            self._heard, self._best_round_trip = time.monotonic(), float("inf")
+            self._heard, self._best_round_trip, self._echo = time.monotonic(), float("inf"), 0.0
             back = self._back()
             with contextlib.suppress(OSError):  # it is lost too: the listener looks for the next one
                 for message in ([] if back is None else [back]) + [*self._unheard] + self._waiting:

@@ -19,7 +19,6 @@ from cordee.group.messages import Evicted, Seat
 from cordee.runtime.coordinator.control import Control
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.known import Known
-from cordee.runtime.coordinator.lease import is_shared
 from cordee.runtime.coordinator.policy import what_ends
 from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
@@ -39,7 +38,7 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
         host: f"the launcher on {names[host] or 'the first host'} {'ended' if ended else 'fell silent'}"
         for host, ended in follower.gone.items()
     }
-    reason, tie = reasons[known.home], is_shared(launch.out, known.run)
+    reason = reasons[known.home]
     host, port = follower.door
     with contextlib.ExitStack() as ends:
         ends.callback(follower.close)
@@ -51,7 +50,7 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
             hub.lose(worker, reason)
         hub.let_in(Evicted(f"no host can enter this run any more: {reason}, and it alone knew all places"))
         for gone, ended in follower.gone.items():  # those that ended first: they are not counted then
-            hub.leave(gone, reasons[gone], 0 if ended else len(known.here) // 2 + 1, tie=tie)
+            hub.leave(gone, reasons[gone], certain=ended)
             if not hub.may_go_on(gone):  # the folder may be another side's, which continues
                 hub.abort(reason)
                 raise cut_off(hub.minority, reason, launch)

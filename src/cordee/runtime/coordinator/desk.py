@@ -19,13 +19,20 @@ class Board:
         self._askers: dict[str, list[Peer]] = {}
         """Who waits for which of them."""
 
-    def leave(self, message: Value) -> None:
+    def heard(self, peer: Peer, message: Value | Get) -> None:
+        """A member leaves a value, or waits for one."""
+        if isinstance(message, Value):
+            self._leave(message)
+        else:
+            self._ask(peer, message)
+
+    def _leave(self, message: Value) -> None:
         """Keep it, and pass it on to those that wait for it."""
         self._values[message.key] = message.value
         for asker in self._askers.pop(message.key, []):
             self._server.tell(asker, message)
 
-    def ask(self, peer: Peer, message: Get) -> None:
+    def _ask(self, peer: Peer, message: Get) -> None:
         """Answer now, or when it is there."""
         if message.key in self._values:
             self._server.tell(peer, Value(message.key, self._values[message.key]))

@@ -65,14 +65,15 @@ class Door:
         if peer.role == "command":
             return "commands go where the file in the run's folder says"
         if peer.role == "node":
-            return self._launchers.refusal(peer, self._stewards.left, back=back, joins=who.joins)
+            return self._launchers.refusal(peer, back=back, joins=who.joins)
         if peer.role == "server":
             return "" if self._stewards.awaits(peer.number) else "it is none of the parameter servers of this run"
         if back and peer.number in roster.departed:  # it may have more for the record
             return ""
         if roster.has_lost(peer.number):
             return "it was evicted: the others continued without it"
-        return f"worker {peer.number} is here already" if (peer.role, peer.number) in self._server.peers else ""
+        here = (peer.role, peer.number) in self._server.peers and not back  # it may have heard nothing, and come again
+        return f"worker {peer.number} is here already" if here else ""
 
     def came(self, peer: Peer) -> None:
         """This one is here."""

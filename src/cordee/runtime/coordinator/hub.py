@@ -75,6 +75,7 @@ class Hub:
                 self._server.tell_all(successor.standing, later=True)
         self._server.start()
         self._server.call(self._door.await_back)
+        self._server.call(self.launchers.settle)
 
     @property
     def hosts(self) -> Hosts:
@@ -83,9 +84,8 @@ class Hub:
 
     def known(self) -> Known:
         """What the next coordinator would begin with."""
-        run = dataclasses.replace(self.stewards.known(self._begun), roster=self.roster, hosts=self.hosts, go=self._go)
-        claims, late = self.launchers.claims, self.launchers.late
-        return dataclasses.replace(run, job=self._job, claims=claims, late=late, ended=self._ending)
+        run = self.launchers.known(self.stewards.known(self._begun))
+        return dataclasses.replace(run, roster=self.roster, go=self._go, job=self._job, ended=self._ending)
 
     # ------------------------------------------------------------- from other threads
 
@@ -140,7 +140,7 @@ class Hub:
             return
         self.launchers.came(peer, who)
         if who.term and (known := self.known()).heirs:  # it may be the next one
-            self._server.tell(peer, messages.Known(known.packed()))
+            self.launchers.tell(messages.Known(known.packed()))
         if self.hosts.order and not (who.term or who.joins):
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
@@ -162,9 +162,9 @@ class Hub:
     def heard(self, peer: Peer, message: Message) -> None:
         """Act on what is for the coordinator; the rest is for those who read the notices."""
         match message:
-            case messages.Beat(at):
-                peer.at = at
-                self._server.tell(peer, messages.Clock(time.time(), peer.heard))
+            case messages.Beat(at, echo):
+                peer.at, peer.reached = at, max(peer.reached, echo)
+                self._server.tell(peer, messages.Clock(time.time(), peer.heard, time.monotonic()))
             case messages.Back():
                 self._returned(peer, message)
             case messages.Posted(events, number):
@@ -178,10 +178,8 @@ class Hub:
             case messages.Finish():
                 self.roster = self.roster.finish(peer.number)
                 self._advance()
-            case messages.Value():
-                self._board.leave(message)
-            case messages.Get():
-                self._board.ask(peer, message)
+            case messages.Value() | messages.Get():
+                self._board.heard(peer, message)
             case messages.Take() | messages.Done():
                 self._desk.heard(peer.number, message, self.roster.alive)
                 self._desk.hand_out(regroups=bool(self.roster.ready))
@@ -193,6 +191,8 @@ class Hub:
                 self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
                 self._torn(generation)
+            case messages.Agreed(host):
+                self.launchers.agreed(peer.number, host)
             case messages.Asked():
                 self._notify(-1, Interrupt(peer.host))
             case messages.Filled(server):

@@ -110,12 +110,11 @@ class Expect(Call):
 
 
 class Leave(Call):
-    """A host is gone; if so many others are here after a while, the run continues without it."""
+    """A host is gone, for certain, or the run continues without it if enough others agree."""
 
     host: int
     reason: str
-    votes: int
-    tie: bool
+    certain: bool
 
 
 class HearOut(Call):

@@ -71,8 +71,8 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
             hub.start_on(node, start)
         case link.Expect(servers, persist):
             hub.call(partial(hub.stewards.expect, servers, persist=persist))
-        case link.Leave(host, reason, votes, tie):
-            hub.call(hub.launchers.left, host, reason, votes, tie)
+        case link.Leave(host, reason, certain):
+            hub.call(hub.launchers.left, host, reason, certain)
         case link.HearOut(seconds):
             threading.Thread(target=_hear_out, args=(hub, seconds, launcher), daemon=True).start()
 

@@ -136,12 +136,9 @@ class Coordinator:
         """These parameter servers are about to be started; what they `persist` outlives them."""
         self._call(link.Expect(servers, persist))
 
-    def leave(self, host: int, reason: str, votes: int, *, tie: bool) -> None:
-        """Say that a host is gone; the run continues without it only if so many are here after a while, with this one.
-
-        Or half of them, with a `tie`, if they are the first to claim it.
-        """
-        self._call(link.Leave(host, reason, votes, tie))
+    def leave(self, host: int, reason: str, *, certain: bool) -> None:
+        """Say that a host is gone; the run continues without it only if enough others agree, unless it is `certain`."""
+        self._call(link.Leave(host, reason, certain))
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""

@@ -43,7 +43,8 @@ LOOK_S = 0.1
 TURN_S = 6.0
 """How long each of the hosts before this one has to take over, before this one does."""
 SURE_S = 8.0
-"""After so much more time a coordinator that does not answer, though its launcher may live, counts as gone."""
+"""After so much more time a coordinator that does not answer, though its host does, counts as gone: its launcher ends
+one that is stopped, and starts another."""
 END_S = 2.0
 """How long workers may take to end after the run has ended."""
 EVICTED = "Look at the network of this host before you use it again"
@@ -239,25 +240,36 @@ class Follower:
         self._again = again
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, messages.Known):
-            self.known = unpack_known(message.state)
-            first, *_ = self._client.addresses
-            doors = [door for door in self.known.doors() if door != self.door]
-            self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
-            return
+        match message:
+            case messages.Known(state):
+                self._learn(unpack_known(state))
+                return
+            case messages.Without(host):
+                if self.known is not None:
+                    self._learn(replace(self.known, hosts=self.known.hosts.lose(host)))
+                self._client.send(messages.Agreed(host))
+                return
         if isinstance(message, messages.Abort):
             self._client.expect_end()
         self.notices.put((-1, message))
 
+    def _learn(self, known: Known) -> None:
+        """From now on this is what the next coordinator would begin with, if it is here."""
+        self.known = known
+        first, *_ = self._client.addresses
+        doors = [door for door in known.doors() if door != self.door]
+        self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
+
     def _stays(self, seconds: float, found: Found) -> bool:
         """The coordinator is lost: whether to look for another one, or be it. The hosts do so in their order."""
         first = self._client.addresses[0]
-        refused = found.get((first.host, first.port)) == "refused"
+        answer = found.get((first.host, first.port))
+        refused = answer == "refused"
         if self.known is None or self.number not in self.known.heirs:  # perhaps one of the others does
             return not refused or (self.known is not None and bool(self.known.heirs))
         before = self.known.heirs[: self.known.heirs.index(self.number)]
         ended = [host for host in before if found.get(self.known.hosts.doors[host]) == "refused"]
-        if seconds < (len(before) - len(ended)) * TURN_S + (0 if refused else SURE_S):
+        if seconds < (len(before) - len(ended)) * TURN_S + (SURE_S if answer == "there" else 0.0):
             return True
         self.gone = {**dict.fromkeys(ended, True), self.known.home: refused}
         return False
