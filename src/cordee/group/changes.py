@@ -68,3 +68,11 @@ class Agreed(Message):
     """A launcher agrees: it never follows a coordinator on that host from now on."""
 
     host: int
+
+
+class Turned(Message):
+    """A part of a window was handed out, or done: launchers keep this for the coordinator after this one."""
+
+    turn: str = ""
+    """What has changed, as text that the coordinator reads; empty: `tickets` says how it stands."""
+    tickets: str = ""

@@ -9,7 +9,7 @@ import msgspec
 
 from cordee.core.events import ANY_EVENT, Event
 from cordee.core.window import Window
-from cordee.group.changes import Agreed, Answer, Command, Leaving, Message, Newcomers, Running, Without, Woke
+from cordee.group.changes import Agreed, Answer, Command, Leaving, Message, Newcomers, Running, Turned, Without, Woke
 from cordee.group.seats import FIRST_SERVER, Holding, Place, Seat, name_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     AnyEvent = ANY_EVENT
 
-__all__ = ["Agreed", "Answer", "Command", "Leaving", "Message", "Newcomers", "Running", "Without", "Woke"]
+__all__ = ["Agreed", "Answer", "Command", "Leaving", "Message", "Newcomers", "Running", "Turned", "Without", "Woke"]
 __all__ += ["FIRST_SERVER", "Holding", "Place", "Seat", "name_of"]
 
 LEAVES = "it holds a part of a replica of which another part was lost"

@@ -130,8 +130,7 @@ class Hub:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
         self._door.came(peer)
         if peer.role == "worker":
-            if not who.term:
-                self.roster = self.roster.join(peer.number)
+            self.roster = self.roster if who.term else self.roster.join(peer.number)
             self._notify(peer.number, who)
             self.stewards.brief(peer)
             return
@@ -141,6 +140,7 @@ class Hub:
         self.launchers.came(peer, who)
         if who.term and (known := self.known()).heirs:  # it may be the next one
             self.launchers.tell(messages.Known(known.packed()))
+            self._desk.brief(peer)
         if self.hosts.order and not (who.term or who.joins):
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 

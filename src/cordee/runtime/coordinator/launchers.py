@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from cordee.group.messages import Evicted, Message, Place, Present, Start, Welcome, Who, Without
+from cordee.group.messages import Evicted, Message, Place, Present, Seat, Start, Welcome, Who, Without
 from cordee.runtime.coordinator.known import Known
 from cordee.runtime.coordinator.lease import claim, is_shared
 from cordee.runtime.coordinator.policy import without_host
@@ -191,9 +191,9 @@ class Launchers:
         self._starts[node] = Start([*before.seats, *start.seats], start.keeper)
         self._server.tell_one("node", self.hosts.order[node], start)
 
-    def start_later(self, worker: int, node: int) -> None:
+    def start_later(self, seat: Seat) -> None:
         """A worker is about to be started there."""
-        self.hosts = self.hosts.start_later(worker, node)
+        self.hosts = self.hosts.start_later(seat)
 
     def _tell(self) -> None:
         """Say how many hosts are here, to those that wait for the others."""

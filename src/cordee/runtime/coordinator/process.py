@@ -59,8 +59,8 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
     match call:
         case link.Gone(worker, reason):
             hub.lose(worker, reason)
-        case link.Invite(worker, node):
-            hub.call(hub.coming.invite, worker, node)
+        case link.Invite(seat):
+            hub.call(hub.coming.invite, seat)
         case link.AskToLeave(worker, reason):
             hub.call(hub.coming.leave, worker, reason)
         case link.LetIn(late):

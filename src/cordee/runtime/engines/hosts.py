@@ -30,6 +30,7 @@ from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.known import Known, unpack_known
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.supervised import Coordinator
+from cordee.runtime.coordinator.tickets import Tickets, told
 from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.keeping import Kept
@@ -97,6 +98,8 @@ class Follower:
         """What the next coordinator begins with, once all hosts have come."""
         self.gone: Mapping[int, bool] = {}
         """The hosts in whose place this one takes over: whether each has ended for certain. Empty: it does not."""
+        self.tickets: Tickets | None = None
+        """Which parts of windows are done, or handed out, as far as this host was told."""
         self._node = 0
         """The place of this host among the hosts."""
         self._again: messages.Again | None = None
@@ -244,6 +247,9 @@ class Follower:
             case messages.Known(state):
                 self._learn(unpack_known(state))
                 return
+            case messages.Turned():
+                self.tickets = told(self.tickets, message)
+                return
             case messages.Without(host):
                 if self.known is not None:
                     self._learn(replace(self.known, hosts=self.known.hosts.lose(host)))
@@ -279,5 +285,6 @@ class Follower:
         self.notices.put((-1, CoordinatorLost(gone)))
 
     def _spec(self, seat: Seat) -> WorkerSpec:
-        interface = own_address_towards(self.address.host, self.address.port)
-        return self.kept.told(self.launch.spec(self.address, interface, seat))
+        address = self.address if self.gone else self._client.addresses[0]  # where the coordinator is now
+        interface = own_address_towards(address.host, address.port)
+        return self.kept.told(self.launch.spec(address, interface, seat))
