@@ -18,7 +18,7 @@ import pytest
 from cordee.core.errors import CordeeError
 from cordee.core.events import Event, ServerEvent, StepEvent
 from cordee.group.messages import Hello, Welcome, Who, decode_message
-from cordee.group.transport.sockets import open_sockets, seal
+from cordee.group.transport.sockets import keep, open_sockets, seal, shut
 from cordee.group.wire import HEADER, Address, connect, nonce, pack, proof, unpack
 from cordee.runtime import start as starting
 from cordee.runtime.coordinator.supervised import Coordinator
@@ -94,6 +94,20 @@ def test_a_sealed_port_takes_no_more_connections() -> None:
         with old, served:
             old.sendall(b"still here")
             assert served.recv(20) == b"still here"
+
+
+def test_a_connection_of_our_own_is_none_of_a_group() -> None:
+    """A worker that finds another coordinator while it forms a group keeps it when that group is shut."""
+    before = open_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours, of_group = (socket.create_connection(listener.getsockname()) for _ in range(2))
+        (served, _), (other, _) = listener.accept(), listener.accept()
+        opened = {fd: inode for fd, inode in open_sockets().items() if fd not in before}
+        keep(ours)
+        shut({fd: opened[fd] for fd in (ours.fileno(), of_group.fileno())})
+        with ours, of_group, served, other:
+            ours.sendall(b"still here")
+            assert served.recv(20) == b"still here" and other.recv(20) == b""
 
 
 WHO = Who("worker", "here", 0)

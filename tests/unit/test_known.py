@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import secrets
@@ -15,17 +16,30 @@ import pytest
 
 from cordee.core.errors import RendezvousError
 from cordee.core.events import WarningEvent
-from cordee.group.messages import Back, Break, Evicted, Go, Holding, Place, Ready, Who
+from cordee.group.messages import (
+    Agreed,
+    Back,
+    Beat,
+    Break,
+    Clock,
+    Evicted,
+    Go,
+    Holding,
+    Place,
+    Ready,
+    Who,
+    Without,
+)
 from cordee.group.wire import LOOPBACK, Address, Refused, connect
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.known import Known, Successor, first_known, rebuild, returned, unpack_known
 from cordee.runtime.coordinator.lease import claim, is_shared
-from cordee.runtime.coordinator.policy import goes_on, next_generation
+from cordee.runtime.coordinator.policy import next_generation, without_host
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.state import Hosts, Roster
-from cordee.runtime.notices import Superseded
-from harness import DEADLINE_S
+from cordee.runtime.notices import Lost, Minority, Superseded
+from harness import DEADLINE_S, until
 
 GO = Go(2, (0, 1, 3), 7, None)
 ROSTER = Roster(3, 2, frozenset(GO.members), lost=((2, "killed"),), formed=True)
@@ -49,7 +63,7 @@ def test_the_hosts_that_may_coordinate_next_and_where() -> None:
     assert (known.heirs, known.doors()) == ((2, 1), [("10.0.0.2", 8), ("10.0.0.3", 7)])
     after = replace(known, home=2)
     assert (after.heirs, after.doors()) == ((1,), [("10.0.0.3", 7)])
-    assert replace(after, left_hosts=frozenset({0})).heirs == (1,)
+    assert replace(after, hosts=hosts.lose(0)).heirs == (1,)
 
 
 def test_of_those_that_are_ready_only_those_count_that_say_so_again() -> None:
@@ -103,7 +117,7 @@ def again() -> Iterator[Hub]:
     made.close()
 
 
-def words_of(hub: Hub, kind: type) -> Any:
+def words_of(hub: Hub, kind: Any) -> Any:
     while not isinstance(found := hub.notices.get(timeout=DEADLINE_S)[1], kind):
         pass
     return found
@@ -126,6 +140,17 @@ def test_it_lets_those_in_again_that_it_knows(again: Hub) -> None:
         assert found and all(one == Break(2, 3) for one in found), found
         assert (word.generation, word.members, word.target, word.giver) == (3, (0, 1), 8, 1)
         connection.close()
+
+
+def test_a_worker_that_gives_up_before_it_has_the_answer_may_come_again(again: Hub) -> None:
+    """A coordinator that is slow to answer does not take that for a loss."""
+    connect(again.address, Who("worker", "here", 0, term=1))[0].close()
+    until(lambda: not again._server.peers)
+    connection, _ = connect(again.address, Who("worker", "here", 0, term=1))
+    connection.send(Back(GO, 1, [2]))
+    until(lambda: ("worker", 0) in again._server.peers and not again._server.peers["worker", 0].unsure)
+    connection.close()
+    assert words_of(again, Lost).left == 2  # it had the answer: this is a loss
 
 
 def test_an_evicted_worker_is_refused_and_that_is_on_record(again: Hub) -> None:
@@ -155,12 +180,60 @@ def test_a_coordinator_with_an_older_number_is_none_any_more(again: Hub) -> None
 
 
 def test_of_hosts_that_lose_each_other_at_most_one_side_continues() -> None:
-    """However they are cut into two, and whichever of the two has the tie."""
-    for of in range(1, 8):
-        for here in range(1, of + 1):
-            sides = [(goes_on(here, of, tie=tie), goes_on(of - here, of, tie=not tie)) for tie in (True, False)]
-            assert all(sum(side) == 1 for side in sides)
-            assert not (goes_on(here, of, tie=False) and goes_on(of - here, of, tie=False))
+    """However they are cut into two, as each host agrees with one side: both halves have to claim it."""
+    for of in range(2, 8):
+        for here in range(1, of):
+            sides = {without_host(here, here, of), without_host(of - here, of - here, of)}
+            assert sides == ({"claim"} if 2 * here == of else {"continue", "end"})
+
+
+def test_a_side_waits_while_answers_may_still_make_a_difference() -> None:
+    for of in range(2, 8):
+        for may in range(1, of):
+            last = without_host(may, may, of)
+            answers = [without_host(agree, may, of) for agree in range(1, may + 1)]
+            assert answers[-1] == last and "claim" not in answers[:-1]
+            assert set(answers[:-1]) <= ({"wait", "continue"} if last != "end" else {"end"})
+
+
+def parted(tmp_path: Path) -> Hub:
+    """A coordinator on the second of three hosts, of which the others know."""
+    hosts = Hosts(3, {0: 1}).come(1, 1, None, ("127.0.0.1", 7)).come(2, 1, None, ("127.0.0.1", 8)).numbered({})
+    go = Go(1, (0, 1, 2), 7, None)
+    known = Known(Roster(3, 1, frozenset(go.members), formed=True), hosts, term=2, run="r", home=1, go=go)
+    notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    start = Successor(replace(known, patience_s=5.0), listen(LOOPBACK, 0), notices, folder=str(tmp_path))
+    return Hub(Address(LOOPBACK, 0, secrets.token_hex(32)), expected=0, successor=start)
+
+
+def test_a_silent_host_is_lost_once_the_others_agree(tmp_path: Path) -> None:
+    """They are asked as they come; a launcher that is here and has not answered may follow the other side yet."""
+    with contextlib.closing(parted(tmp_path)) as hub:
+        hub.call(hub.launchers.left, 0, "it fell silent", False)
+        connection, _ = connect(hub.address, Who("node", "c", 2, term=1))
+        assert isinstance(asked := connection.receive(), Without) and asked.host == 0
+        connection.send(Beat("watching"))
+        while not isinstance(connection.receive(), Clock):
+            pass
+        assert not hub.hosts.gone
+        connection.send(Agreed(0))
+        lost = words_of(hub, Lost)
+        assert hub.hosts.gone == {0} and lost.with_host and lost.left == 2
+        connection.close()
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_host_that_hangs_up_after_silence_may_follow_another_coordinator(reached: bool, tmp_path: Path) -> None:
+    """It hangs up when it ends, and that may be after it has trained on without us."""
+    with contextlib.closing(parted(tmp_path)) as hub:
+        connection, _ = connect(hub.address, Who("node", "c", 2, term=1))
+        connection.send(Beat("watching"))
+        while not isinstance(connection.receive(), Clock):
+            pass
+        if not reached:
+            hub._server.peers["node", 2].reached -= 60.0
+        connection.close()
+        assert isinstance(words_of(hub, Lost | Minority), Lost if reached else Minority)
 
 
 def test_one_side_of_two_halves_has_the_claim(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cordee.core.events import WorkerEvent
+from cordee.core.events import JobEvent, StepEvent, WorkerEvent
 from cordee.core.plan import Plan
 from cordee.group.messages import Go
 from cordee.runtime import recorder as module
@@ -56,6 +56,19 @@ def test_a_loss_says_when_it_was_seen_and_a_group_when_it_went_on(tmp_path: Path
     failure, regroup = events[-2:]
     assert failure["time"] >= now - 1.0 and failure["at"] == pytest.approx(now - 900.0, abs=1e-3)
     assert regroup["at"] == pytest.approx(now - 750.0, abs=1e-3) and regroup["ms"] == 150_000.0
+
+
+def test_what_workers_say_again_to_the_launcher_that_takes_over_is_recorded_once(tmp_path: Path) -> None:
+    """It writes on in the folder that both see, and knows of the loss only what it finds there."""
+    steps = [(1, StepEvent(number, 0, 1.0, 4, 1.0)) for number in (1, 2, 3)]
+    said = [(1, JobEvent("job", 4, 1, 9, 0, 1, {}, last_step=9)), *steps[:2], lost(0, "a")]
+    recorded(tmp_path, said)
+    later = Recorder(Launch(Target("job", "job.py"), 1, Plan(), tmp_path), lambda event: None, takes_over=True)
+    for notice in (*said, steps[2]):
+        later.notice(*notice)
+    later.close()
+    assert [one["step"] for one in read(tmp_path) if one["event"] == "step"] == [1, 2, 3]
+    assert [one["event"] for one in read(tmp_path)].count("failure") == later.failures == 1
 
 
 @pytest.mark.parametrize("script", [False, True])

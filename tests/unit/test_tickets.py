@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from cordee.core.events import encode
 from cordee.core.window import Item, Rule, Window
-from cordee.group.messages import Done, Take, Ticket, WindowOver
-from cordee.runtime.coordinator.tickets import Tickets, Turn, after
+from cordee.group.messages import Done, Take, Ticket, Turned, WindowOver
+from cordee.runtime.coordinator.tickets import Tickets, Turn, after, told
 
 
 def window(steps: int, workers: int, *, bound: int | None = None, redo: bool = True, first: int = 7) -> Window:
@@ -243,3 +244,21 @@ def test_an_answer_that_was_lost_with_its_coordinator_is_given_again() -> None:
     over, last = dict(answers)[1], Done(opened.number, 8, 1, [1.0])
     tickets = heard(tickets, 0, Take(following(opened)), {0, 1}).hand_out()[0]
     assert after(tickets, Turn("heard", 1, last, (0, 1))) == (tickets, [(1, over)])
+
+
+def test_a_launcher_that_is_told_of_each_change_knows_the_same() -> None:
+    """From the beginning, or from the moment at which it came back; it may have to coordinate next."""
+    opened = window(2, 2)
+    tickets: Tickets | None = None
+    mirror: Tickets | None = None
+    late: Tickets | None = None
+    turns = [Turn("heard", worker, Take(opened), (0, 1)) for worker in (0, 1)]
+    turns += [Turn("handed out"), Turn("heard", 0, Done(opened.number, 7, 0, [1.0, 0.5]), (0, 1)), Turn("lost", 1)]
+    turns += [Turn("handed out")]
+    for count, turn in enumerate(turns):
+        tickets, _ = after(tickets, turn)
+        word = Turned(turn=encode(turn).decode())
+        mirror = told(mirror, word)
+        late = told(late, word if count > 3 else Turned(tickets=encode(tickets).decode()))
+        assert tickets == mirror == late
+    assert tickets is not None and tickets.held == {0: (8, 0)}

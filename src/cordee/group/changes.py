@@ -56,3 +56,23 @@ class Answer(Message):
     text: str
     error: str = ""
     """The name of the class in `cordee.core.errors` if it was refused."""
+
+
+class Without(Message):
+    """A host fell silent: a launcher is asked whether it agrees to continue without it."""
+
+    host: int
+
+
+class Agreed(Message):
+    """A launcher agrees: it never follows a coordinator on that host from now on."""
+
+    host: int
+
+
+class Turned(Message):
+    """A part of a window was handed out, or done: launchers keep this for the coordinator after this one."""
+
+    turn: str = ""
+    """What has changed, as text that the coordinator reads; empty: `tickets` says how it stands."""
+    tickets: str = ""

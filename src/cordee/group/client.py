@@ -14,11 +14,12 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, RendezvousError
 from cordee.core.events import Event
 from cordee.group import messages
 from cordee.group.messages import Beat, Clock, Message, Posted, Who
@@ -29,8 +30,10 @@ BEAT_S = 0.5
 """How often workers and launchers say that they are there. Losses on one host are noticed without it, at once."""
 STALL_S = 1.5
 """A beat that comes so late says that its own process did not run: that is not the others' silence."""
-HUB_SILENCE_S = 10.0
-"""On another host a lost coordinator may look like silence: a worker that hears nothing for so long ends itself."""
+SILENT_S = 3.0
+"""On another host a lost coordinator may look like silence: after so long its peers look for another one."""
+END_SILENT_S = 10.0
+"""The same where there will be no other one, as it is in a process that trains, and they end themselves."""
 SEND_S = 0.1
 """How often what has gathered for the record is sent."""
 CLOSE_S = 2.0
@@ -61,6 +64,17 @@ FOR_GOOD = (
     messages.Stuck,
 )
 """What a coordinator has to know whenever it comes."""
+Answer = Literal["refused", "silent", "there"]
+"""What a place where a coordinator may be says to an attempt to connect: that no launcher listens there any more,
+nothing, or that a launcher is there, without a coordinator."""
+Found = Mapping[tuple[str, int], Answer]
+
+
+def answer_of(error: CordeeError) -> Answer:
+    """By why an attempt to connect failed."""
+    if isinstance(error.__cause__, ConnectionRefusedError):
+        return "refused"
+    return "silent" if isinstance(error, RendezvousError) and isinstance(error.__cause__, OSError) else "there"
 
 
 class Client:
@@ -82,9 +96,9 @@ class Client:
         self.settings, self.run = welcome.settings, welcome.run
         self.addresses: list[Address] = []
         """Where a coordinator of this run may be; first where it was last."""
-        self.stays: Callable[[float, bool], bool] = lambda seconds, refused: True
-        """Asked while another coordinator is looked for, so long after the loss, and whether the place where it was
-        `refused` a connection, which shows that its launcher has ended: whether to go on looking."""
+        self.stays: Callable[[float, Found], bool] = lambda seconds, found: True
+        """Asked while another coordinator is looked for, so long after the loss, with what was found where it may be:
+        whether to go on looking."""
         self._who, self._back, self._patience_s = who, back, welcome.patience_s
         self._is_member(welcome, address)
         self.at = "starting"
@@ -104,8 +118,9 @@ class Client:
         self._asked = 0.0
         self._best_round_trip = float("inf")
         # On this host a connection closes when its other end dies: silence means nothing there.
-        self._silence_s = HUB_SILENCE_S if address.tls else float("inf")
-        self._heard = time.monotonic()
+        limit_s = SILENT_S if welcome.patience_s else END_SILENT_S
+        self._silence_s = limit_s if address.tls else float("inf")
+        self._heard, self._echo = time.monotonic(), 0.0
         self._silent: list[Connection] = []
         """Connections to coordinators that said nothing any more."""
         self._closed = threading.Event()
@@ -158,9 +173,12 @@ class Client:
 
         Closing at once could lose it: the answer to a beat that is not read any more resets the connection.
         """
+        if self._connection in self._silent:  # that coordinator would take it for the end of this process
+            self._closed.set()
+            return
         self.send()
         if self._unheard and not self._closed.is_set():
-            self.send(Beat(self.at))  # the answer says how much has come through
+            self.send(Beat(self.at, self._echo))  # the answer says how much has come through
             deadline = time.monotonic() + CLOSE_S
             while self._unheard and not self._closed.is_set() and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -185,7 +203,7 @@ class Client:
                 self._heard = now
             next_beat, looked = now + BEAT_S, now
             self._asked = time.time()
-            self.send(Beat(self.at))
+            self.send(Beat(self.at, self._echo))
             if now - self._heard > self._silence_s:
                 if self._patience_s:
                     self._silent.append(self._connection)
@@ -199,6 +217,7 @@ class Client:
                 self._heard = time.monotonic()
                 if isinstance(message, Clock):
                     self._set_clock(message.seconds)
+                    self._echo = message.sent
                     with self._writing:
                         while self._unheard and self._unheard[0].number <= message.heard:
                             self._unheard.popleft()
@@ -210,17 +229,17 @@ class Client:
 
     def _return(self) -> bool:
         """Find the coordinator that was started in the place of the one that was lost; False if none came in time."""
-        began, refused = time.monotonic(), False
+        began, found = time.monotonic(), dict[tuple[str, int], Answer]()
         while not self._closed.is_set() and (left := began + self._patience_s - time.monotonic()) > 0:
-            for place, address in enumerate(list(self.addresses)):
+            for address in list(self.addresses):
                 try:
                     connection, welcome = connect(address, self._who, min(left, REACH_S))
                 except Refused as refusal:
                     self._hear(messages.Evicted(refusal.reason))
                     return False
                 except CordeeError as error:
-                    refused = refused or (place == 0 and isinstance(error.__cause__, ConnectionRefusedError))
-                    if place == 0 and not self.stays(time.monotonic() - began, refused):
+                    found[address.host, address.port] = answer_of(error)
+                    if not self.stays(time.monotonic() - began, found):
                         return False
                     continue
                 if welcome.term < self._who.term:  # one that does not know yet that there is another
@@ -239,7 +258,7 @@ class Client:
                 self._connection.close()
             self._connection = connection
             self._is_member(welcome, address)
-            self._heard, self._best_round_trip = time.monotonic(), float("inf")
+            self._heard, self._best_round_trip, self._echo = time.monotonic(), float("inf"), 0.0
             back = self._back()
             with contextlib.suppress(OSError):  # it is lost too: the listener looks for the next one
                 for message in ([] if back is None else [back]) + [*self._unheard] + self._waiting:

@@ -9,7 +9,7 @@ import msgspec
 
 from cordee.core.events import ANY_EVENT, Event
 from cordee.core.window import Window
-from cordee.group.changes import Answer, Command, Leaving, Message, Newcomers, Running, Woke
+from cordee.group.changes import Agreed, Answer, Command, Leaving, Message, Newcomers, Running, Turned, Without, Woke
 from cordee.group.seats import FIRST_SERVER, Holding, Place, Seat, name_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     AnyEvent = ANY_EVENT
 
-__all__ = ["Answer", "Command", "Leaving", "Message", "Newcomers", "Running", "Woke"]
+__all__ = ["Agreed", "Answer", "Command", "Leaving", "Message", "Newcomers", "Running", "Turned", "Without", "Woke"]
 __all__ += ["FIRST_SERVER", "Holding", "Place", "Seat", "name_of"]
 
 LEAVES = "it holds a part of a replica of which another part was lost"
@@ -98,6 +98,8 @@ class Beat(Message):
 
     at: str
     """What it is doing; named when others wait for it in vain."""
+    echo: float = 0.0
+    """The `sent` of the last `Clock` that it has got."""
 
 
 class Posted(Message):
@@ -246,6 +248,8 @@ class Clock(Message):
     seconds: float
     heard: int = 0
     """The number of the last `Posted` of this peer that has come through."""
+    sent: float = 0.0
+    """When it was sent, by a clock of the coordinator's that is never set."""
 
 
 class Go(Message):

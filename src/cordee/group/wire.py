@@ -23,6 +23,7 @@ from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.events import encode
 from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
 from cordee.group.tls import check_dates
+from cordee.group.transport.sockets import keep
 
 T = TypeVar("T")
 HEADER = struct.Struct("!I")
@@ -154,6 +155,7 @@ def connect(address: Address, who: Who, timeout_s: float = 10.0) -> tuple[Connec
         sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
     except OSError as error:
         raise RendezvousError(f"could not reach the launcher at {address}: {error}") from error
+    keep(sock)  # a worker may look for the coordinator while it forms a group
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     certificate = b""
     try:

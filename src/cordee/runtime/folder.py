@@ -15,7 +15,7 @@ import msgspec
 
 from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
 from cordee.core.eventlog import read_events
-from cordee.core.events import EndEvent, Event, StepEvent
+from cordee.core.events import EndEvent, Event, FailureEvent, StartEvent, StepEvent
 from cordee.core.locks import is_locked, take_lock
 from cordee.runtime.wording import COMMAND, Wording
 from cordee.state.index import newest_sealed
@@ -144,12 +144,19 @@ def former_settings(folder: Path) -> dict[str, str]:
     return _about(folder).settings
 
 
-def last_recorded(folder: Path) -> int:
-    """The last step on the record of the run that is in this folder; 0 if none is there."""
-    try:
-        return max((one.step for one in read_events(folder / "events.jsonl") if isinstance(one, StepEvent)), default=0)
-    except (OSError, CordeeError):
-        return 0
+def last_recorded(folder: Path) -> tuple[int, frozenset[int]]:
+    """The last step on the record of the run in this folder, and the workers that its last start has lost."""
+    step, lost = 0, set[int]()
+    with contextlib.suppress(OSError, CordeeError):  # nothing is there, or not in order
+        for one in read_events(folder / "events.jsonl"):
+            match one:
+                case StepEvent():
+                    step = max(step, one.step)
+                case FailureEvent():
+                    lost.add(one.worker)
+                case StartEvent():
+                    lost.clear()
+    return step, frozenset(lost)
 
 
 class _About(msgspec.Struct):

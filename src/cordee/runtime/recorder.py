@@ -63,8 +63,8 @@ class Recorder:
         self._launch, self._listen = launch, listen
         self.out, self._script = launch.out, launch.target.kind == "script"
         self._waits = launch.resume and not takes_over
-        self.last_step = 0
-        """The last step of the run that is on record."""
+        self.last_step, self._failed = 0, frozenset[int]()
+        """The last step that is on record, and the workers whose loss the launcher before this one has recorded."""
         self._lost_at: float | None = None
         self.saved: int | None = None
         """The step of the last checkpoint that stands, on whatever host."""
@@ -114,7 +114,7 @@ class Recorder:
 
     def _read(self) -> None:
         """What the launcher that is gone has written here, if anything."""
-        self.last_step = last_recorded(self.out)
+        self.last_step, self._failed = last_recorded(self.out)
         with contextlib.suppress(OSError, ValueError):
             self._run = json.decode((self.out / "run.json").read_bytes())
             self._writes_on = self._run["host"]
@@ -198,7 +198,7 @@ class Recorder:
                 self.event(notice)
                 self._hosts[notice.worker] = notice.host
                 self._see_who_writes()
-            case events.JobEvent():
+            case events.JobEvent() if "job" not in self._run:  # else it is said again, to another launcher
                 self.last_step = notice.steps
                 about = structs.asdict(notice)
                 self._run["job"] = {name: about[name] for name in about if name not in ("time", "settings")}
@@ -211,12 +211,12 @@ class Recorder:
                 self._own_plan(notice)
             case events.ResultEvent(result):
                 self.result = result
-            case Event():
+            case Event() if not isinstance(notice, events.JobEvent):
                 self.saved = notice.step if isinstance(notice, events.CheckpointEvent) else self.saved
                 self.event(notice)
             case Lost(host, reason, left, at):
                 self._resources.left(worker)
-                if notice.member:
+                if notice.member and worker not in self._failed:
                     self.failures += 1
                     self._lost_at = self._lost_at or at
                     self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))

@@ -25,6 +25,8 @@ class Recovery:
     launch: Launch
     """As the user started the run."""
     kept: Kept
+    refusal: str = ""
+    """Why none follows."""
     course: Course = field(default_factory=Course)
     again: Again | None = None
     """What follows the start that has just ended; None: nothing."""
@@ -43,7 +45,8 @@ class Recovery:
             steps=steps,
             saved=recorder.saved is not None or saved_step(recorder.out) is not None or not self.kept.is_empty(),
         )
-        answer = decide(self.launch.plan, self.course, left)
+        refusal = self.refusal if self.launch.plan.recover != "ask" else ""
+        answer = refusal or decide(self.launch.plan, self.course, left)
         if isinstance(answer, Again):
             self.again = structs.replace(answer, keeper=self.kept.place)
             self.course, self.lost = self.course.after(steps), str(error)

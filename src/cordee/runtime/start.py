@@ -21,6 +21,7 @@ from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.joining import late_host
 from cordee.runtime.coordinator.known import first_known
 from cordee.runtime.coordinator.server import listen
+from cordee.runtime.coordinator.state import Places
 from cordee.runtime.coordinator.supervised import PATIENCE_S as FIND_S
 from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
@@ -130,7 +131,7 @@ class _Coordination:
             ends.callback(hub.close)
             engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
 
-            def begin() -> list[Seat]:
+            def begin() -> Places:
                 counts = [launch.workers]
                 if nodes > 1:
                     patience_s = PATIENCE_S if launch.continued is None else BACK_S
@@ -142,9 +143,9 @@ class _Coordination:
                 hub.expect(servers, persist=launch.plan.persist)
                 hub.let_in(late_host(launch, sum(counts)))
                 engine.start([seat for _, seat in servers.seats])
-                engine.start(places := seats(counts))
+                engine.start(there := seats(counts))
                 recorder.event(hub.introduced())
-                return places
+                return Places.of(there)
 
             result = Controller(launch, hub, engine, recorder, self.recovery).watch(begin, self.signals)
             return result, self.recovery.next(launch, recorder.last_step)
@@ -190,7 +191,7 @@ def _stay(
             local = follower.engine
             ends.callback(local.close)
             following = follower.watch(signals)
-            if follower.votes is not None:
+            if follower.gone:
                 return take_over(follower, hear, signals)
             kept.newest()
         return {}

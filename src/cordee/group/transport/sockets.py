@@ -13,6 +13,13 @@ _ATTACH_FILTER = 26
 """SO_ATTACH_FILTER of Linux, which Python does not name."""
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 """A filter of one instruction: return 0, of every packet nothing is kept."""
+_OWN: set[str] = set()
+"""Connections of this process that are none of gloo's, by inode."""
+
+
+def keep(sock: socket.socket) -> None:
+    """This connection is none of a group's, also if it was made while a group was being formed."""
+    _OWN.add(os.readlink(f"/proc/self/fd/{sock.fileno()}"))
 
 
 def open_sockets() -> dict[int, str]:
@@ -49,13 +56,13 @@ def seal(sockets: dict[int, str], interface: str) -> None:
 
 
 def copies(sockets: dict[int, str]) -> Iterator[tuple[int, socket.socket]]:
-    """Each that is still open and of the internet: its number, and a descriptor of its own, which is closed again."""
+    """Each that is still open, of the internet and not kept: its number, and a descriptor of its own, closed again."""
     for descriptor, inode in sockets.items():
         try:
             twin = socket.socket(fileno=os.dup(descriptor))
         except OSError:
             continue  # closed
         with twin:
-            same = os.readlink(f"/proc/self/fd/{twin.fileno()}") == inode
+            same = os.readlink(f"/proc/self/fd/{twin.fileno()}") == inode and inode not in _OWN
             if same and twin.family in (socket.AF_INET, socket.AF_INET6):
                 yield descriptor, twin

@@ -15,8 +15,6 @@ from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Commanded, Departed, Formed, HostCame, Leaves
 from cordee.runtime.recorder import Recorder
 
-TOOK_OVER = "this host coordinates in the place of another one, and does not know the places of the workers"
-
 
 class Changes:
     """Knows the places of the workers; called by the thread of the coordinator's loop."""
@@ -41,7 +39,7 @@ class Changes:
 
     def start(self, seat: Seat) -> None:
         """Start a worker that comes in between two steps."""
-        self._hub.invite(seat.worker, seat.world.node)
+        self._hub.invite(seat)
         self._start(seat)
 
     def lost(self, worker: int) -> bool:
@@ -97,8 +95,6 @@ class Changes:
                 raise UsageError(f"{given} with {command.workers} workers: at least 1 is needed. Ctrl-C ends the run")
             if not trains:
                 raise UsageError(f"{given}: the run does not train now; it is starting or ending")
-            if not self.places.seats:
-                raise UsageError(f"{given}: {TOOK_OVER}. End the run, and resume it with another number of workers")
             more = command.what == "join" or command.workers > len(self.places.here)
             plan, kind, began = self._launch.plan, self._launch.target.kind, len(self.places.began)
             if more and (refusal := refuses_newcomers(plan, kind, began)):

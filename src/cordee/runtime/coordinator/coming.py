@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from cordee.group.messages import Leaving, Message, Newcomers, Woke
+from cordee.group.messages import Leaving, Message, Newcomers, Seat, Woke
 from cordee.runtime.coordinator.launchers import Launchers
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Roster
@@ -49,10 +49,10 @@ class Coming:
             self._notify(worker, Leaves(reason))
             self.tell()
 
-    def invite(self, worker: int, node: int) -> None:
-        """A worker is about to be started on a host, and shall come in."""
-        self._members.roster = self._members.roster.invite(worker)
-        self._launchers.start_later(worker, node)
+    def invite(self, seat: Seat) -> None:
+        """A worker is about to be started at its place, and shall come in."""
+        self._members.roster = self._members.roster.invite(seat.worker)
+        self._launchers.start_later(seat)
 
     def formed(self) -> None:
         """Another generation begins; some that were to leave may still be in it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -85,12 +85,15 @@ class Controller:
         self._ends_by = 0.0
         """Until when workers are waited for when the run is over."""
 
-    def watch(self, begin: Callable[[], Sequence[Seat]], signals: Interrupts) -> dict[str, Any]:
-        """Start the workers by `begin`, and stay until all have ended; whatever ends the run is on its record."""
+    def watch(self, begin: Callable[[], Places], signals: Interrupts) -> dict[str, Any]:
+        """Start the workers by `begin`, which returns their places, and stay until all have ended.
+
+        Whatever ends the run is on its record.
+        """
         signals.wake = lambda: self._hub.notices.put((-1, Interrupt()))
         try:
             interrupts.check()  # what came before that
-            self._changes.places = Places.of(begin())
+            self._changes.places = begin()
         except CordeeError as error:
             self._error = error
         while not self._finished and self._error is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cordee.group.messages import Done, Get, Take, Value
+from cordee.core.events import encode
+from cordee.group.messages import Done, Get, Take, Turned, Value
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.tickets import Tickets, Turn, after
 
@@ -19,13 +20,20 @@ class Board:
         self._askers: dict[str, list[Peer]] = {}
         """Who waits for which of them."""
 
-    def leave(self, message: Value) -> None:
+    def heard(self, peer: Peer, message: Value | Get) -> None:
+        """A member leaves a value, or waits for one."""
+        if isinstance(message, Value):
+            self._leave(message)
+        else:
+            self._ask(peer, message)
+
+    def _leave(self, message: Value) -> None:
         """Keep it, and pass it on to those that wait for it."""
         self._values[message.key] = message.value
         for asker in self._askers.pop(message.key, []):
             self._server.tell(asker, message)
 
-    def ask(self, peer: Peer, message: Get) -> None:
+    def _ask(self, peer: Peer, message: Get) -> None:
         """Answer now, or when it is there."""
         if message.key in self._values:
             self._server.tell(peer, Value(message.key, self._values[message.key]))
@@ -50,6 +58,11 @@ class Desk:
         """A worker asks for a part, or has done one."""
         self._turn(Turn("heard", worker, message, tuple(sorted(alive))))
 
+    def brief(self, peer: Peer) -> None:
+        """Tell a launcher that has come back how it stands."""
+        if self.tickets is not None:
+            self._server.tell(peer, Turned(tickets=encode(self.tickets).decode()))
+
     def lose(self, worker: int) -> None:
         """What it held is free."""
         if self.tickets is not None:
@@ -63,5 +76,8 @@ class Desk:
     def _turn(self, turn: Turn) -> None:
         self.tickets, answers = after(self.tickets, turn)
         self._note(turn)
+        text = ""
+        for peer in self._server.those("node"):
+            self._server.tell(peer, Turned(text := text or encode(turn).decode()))
         for worker, answer in answers:
             self._server.tell_one("worker", worker, answer)

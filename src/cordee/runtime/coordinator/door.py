@@ -30,9 +30,10 @@ class Door:
         notify: Callable[[int, object], None],
         hosts_and_servers: tuple[Launchers, Stewards],
         known: Known,
+        lose: Callable[[int, str], None],
     ) -> None:
-        """`known` is what this coordinator began with."""
-        self._server, self._notify, self._known = server, notify, known
+        """`known` is what this coordinator began with; `lose` says that a worker or a server is gone."""
+        self._server, self._notify, self._known, self._lose = server, notify, known, lose
         self._launchers, self._stewards = hosts_and_servers
         servers = (one.number for holding in known.servers.shards for one in holders_of(holding))
         others = [host for host in known.here if host != known.home]
@@ -64,26 +65,35 @@ class Door:
         if peer.role == "command":
             return "commands go where the file in the run's folder says"
         if peer.role == "node":
-            return self._launchers.refusal(peer, self._stewards.left, back=back, joins=who.joins)
+            return self._launchers.refusal(peer, back=back, joins=who.joins)
         if peer.role == "server":
             return "" if self._stewards.awaits(peer.number) else "it is none of the parameter servers of this run"
         if back and peer.number in roster.departed:  # it may have more for the record
             return ""
         if roster.has_lost(peer.number):
             return "it was evicted: the others continued without it"
-        return f"worker {peer.number} is here already" if (peer.role, peer.number) in self._server.peers else ""
+        here = (peer.role, peer.number) in self._server.peers and not back  # it may have heard nothing, and come again
+        return f"worker {peer.number} is here already" if here else ""
 
     def came(self, peer: Peer) -> None:
         """This one is here."""
         self._absent.discard((peer.role, peer.number))
 
-    def await_back(self, lose: Callable[[int, str], None]) -> None:
+    def await_back(self) -> None:
         """From now on, of each role as long as it may be silent; workers and servers that do not come are lost."""
-        for role, seconds in SILENCE_S.items():
-            follows = self._launchers.never_back if role == "node" else lose
-            self._server.later(max(seconds, LEAST_S), partial(self._give_up, role, follows))
+        for role in SILENCE_S:
+            self._await(role)
 
-    def _give_up(self, role: str, follows: Callable[[int, str], None]) -> None:
+    def await_again(self, peer: Peer) -> None:
+        """It came back and hung up before it had our answer, as a connection that is not answered soon is given up."""
+        self._absent.add((peer.role, peer.number))
+        self._await(peer.role)
+
+    def _await(self, role: str) -> None:
+        self._server.later(max(SILENCE_S[role], LEAST_S), partial(self._give_up, role))
+
+    def _give_up(self, role: str) -> None:
+        follows = self._launchers.never_back if role == "node" else self._lose
         for peer in sorted(one for one in self._absent if one[0] == role):
             self._absent.discard(peer)
             follows(peer[1], NEVER_BACK)

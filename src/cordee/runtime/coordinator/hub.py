@@ -66,7 +66,7 @@ class Hub:
         self._parted = Parted(self._server, self._notify, self._evict, known)
         self.coming = Coming(self, self.launchers, self._server, self._notify, self._lost)
         self.stewards.restore(known)
-        self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known)
+        self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known, self._lost)
         self._board = Board(self._server)
         self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if successor else None)
         if successor:
@@ -74,7 +74,8 @@ class Hub:
             if successor.standing is not None:
                 self._server.tell_all(successor.standing, later=True)
         self._server.start()
-        self._server.call(self._door.await_back, self._lost)
+        self._server.call(self._door.await_back)
+        self._server.call(self.launchers.settle)
 
     @property
     def hosts(self) -> Hosts:
@@ -83,9 +84,8 @@ class Hub:
 
     def known(self) -> Known:
         """What the next coordinator would begin with."""
-        run = dataclasses.replace(self.stewards.known(self._begun), roster=self.roster, hosts=self.hosts, go=self._go)
-        claims, late = self.launchers.claims, self.launchers.late
-        return dataclasses.replace(run, job=self._job, claims=claims, late=late, ended=self._ending)
+        run = self.launchers.known(self.stewards.known(self._begun))
+        return dataclasses.replace(run, roster=self.roster, go=self._go, job=self._job, ended=self._ending)
 
     # ------------------------------------------------------------- from other threads
 
@@ -131,8 +131,7 @@ class Hub:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
         self._door.came(peer)
         if peer.role == "worker":
-            if not who.term:
-                self.roster = self.roster.join(peer.number)
+            self.roster = self.roster if who.term else self.roster.join(peer.number)
             self._notify(peer.number, who)
             self.stewards.brief(peer)
             return
@@ -140,6 +139,9 @@ class Hub:
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
         self.launchers.came(peer, who)
+        if who.term and (known := self.known()).heirs:  # it may be the next one
+            self.launchers.tell(messages.Known(known.packed()))
+            self._desk.brief(peer)
         if self.hosts.order and not (who.term or who.joins):
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
@@ -147,7 +149,9 @@ class Hub:
         """A worker is lost, or a host, with all of its workers."""
         if self._ending:
             return
-        if peer.role == "node":
+        if peer.unsure:
+            self._door.await_again(peer)
+        elif peer.role == "node":
             self.launchers.gone(peer)
         else:
             self._lost(peer.number, reason, peer.host)
@@ -159,9 +163,9 @@ class Hub:
     def heard(self, peer: Peer, message: Message) -> None:
         """Act on what is for the coordinator; the rest is for those who read the notices."""
         match message:
-            case messages.Beat(at):
-                peer.at = at
-                self._server.tell(peer, messages.Clock(time.time(), peer.heard))
+            case messages.Beat(at, echo):
+                peer.at, peer.reached = at, max(peer.reached, echo)
+                self._server.tell(peer, messages.Clock(time.time(), peer.heard, time.monotonic()))
             case messages.Back():
                 self._returned(peer, message)
             case messages.Posted(events, number):
@@ -175,10 +179,8 @@ class Hub:
             case messages.Finish():
                 self.roster = self.roster.finish(peer.number)
                 self._advance()
-            case messages.Value():
-                self._board.leave(message)
-            case messages.Get():
-                self._board.ask(peer, message)
+            case messages.Value() | messages.Get():
+                self._board.heard(peer, message)
             case messages.Take() | messages.Done():
                 self._desk.heard(peer.number, message, self.roster.alive)
                 self._desk.hand_out(regroups=bool(self.roster.ready))
@@ -190,6 +192,8 @@ class Hub:
                 self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
                 self._torn(generation)
+            case messages.Agreed(host):
+                self.launchers.agreed(peer.number, host)
             case messages.Asked():
                 self._notify(-1, Interrupt(peer.host))
             case messages.Filled(server):

@@ -82,24 +82,25 @@ def decide(command: Command, places: Places, check: Callable[[int], None]) -> tu
             verb = "leaves" if len(leaves) == 1 else "leave"
             word = f"{here} → {plural(wanted, 'worker')}: {_numbered(leaves)} {names} {verb} after the next step"
         return replace(places, here=places.here - set(leaves)), Change(command.what, word, leaves=leaves)
-    node = 0 if command.what == "join" else None
+    home, node = places.home, places.home if command.what == "join" else None
     starts = list[Seat]()
-    nodes = {0, *(places.seats[worker].world.node for worker in places.here)} if node is None else {node}
+    nodes = {home, *(places.seats[worker].world.node for worker in places.here)} if node is None else {node}
     check((wanted - here) // len(nodes))  # before so many places are thought of
     for _ in range(wanted - here):
         places, seat = extra(places, node)
         starts.append(seat)
-    check(sum(places.seats[worker].world.node == 0 for worker in places.here))
+    check(sum(places.seats[worker].world.node == home for worker in places.here))
     return places, _coming(command.what, places, starts, f"{here} → {plural(wanted, 'worker')}: ")
 
 
 def extra(places: Places, node: int | None = None) -> tuple[Places, Seat]:
     """One more worker, at the place that the fewest have; on any host that has workers, or on this one."""
-    nodes = {0, *(places.seats[worker].world.node for worker in places.here)} if node is None else {node}
+    own = places.home if node is None else node
+    nodes = {own, *(places.seats[worker].world.node for worker in places.here if node is None)}
     worlds = {_place(seat): seat.world for seat in places.seats.values() if seat.world.node in nodes}
     taken = Counter(_place(places.seats[worker]) for worker in places.here)
     # A host that has no place of its own (it only stores) gets the first place there.
-    world = worlds[min(worlds, key=lambda at: (taken[at], at))] if worlds else _first_place(places, node or 0)
+    world = worlds[min(worlds, key=lambda at: (taken[at], at))] if worlds else _first_place(places, own)
     return places.seat(world)
 
 
@@ -122,9 +123,6 @@ def take_back(places: Places, worker: int, steps: int) -> tuple[Places, Change]:
     for newer, older in places.replaces.items():
         if older == worker:
             return places, Change("woke", f"worker {worker} continues, but worker {newer} has its place: it is ended")
-    if worker not in places.seats:
-        text = f"worker {worker}, which was stopped and evicted, continues, and is ended: the host that knew its place"
-        return places, Change("woke", f"{text} does not coordinate any more")
     places, seat = replacement(places, worker, steps)
     what = f"worker {worker}, which was stopped and evicted, continues: "
     if seat is None:

@@ -42,8 +42,6 @@ class Known:
     servers: Servers = field(default_factory=Servers)
     persist: bool = False
     lost_servers: frozenset[int] = frozenset()
-    left_hosts: frozenset[int] = frozenset()
-    """Node numbers of the hosts that are gone."""
     settings: dict[str, str] = field(default_factory=dict)
     recorded: int = -1
     """The last step that is on record."""
@@ -65,7 +63,7 @@ class Known:
     @property
     def here(self) -> tuple[int, ...]:
         """The hosts that have not left, in their order."""
-        return tuple(host for node, host in enumerate(self.hosts.order) if node not in self.left_hosts)
+        return tuple(host for host in self.hosts.order if host not in self.hosts.gone)
 
     @property
     def heirs(self) -> tuple[int, ...]:

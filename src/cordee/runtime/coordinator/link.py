@@ -15,7 +15,7 @@ import msgspec
 
 from cordee.core.errors import CordeeError
 from cordee.core.events import ANY_EVENT, Event
-from cordee.group.messages import ANY_MESSAGE, Again, Evicted, Message, Start, Welcome
+from cordee.group.messages import ANY_MESSAGE, Again, Evicted, Message, Seat, Start, Welcome
 from cordee.group.wire import HEADER, Address, length_of, pack, unpack
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.known import Known
@@ -68,10 +68,9 @@ class Gone(Call):
 
 
 class Invite(Call):
-    """A worker is about to be started on a host, and shall come in between two steps."""
+    """A worker is about to be started at its place, and shall come in between two steps."""
 
-    worker: int
-    node: int
+    seat: Seat
 
 
 class AskToLeave(Call):
@@ -110,12 +109,11 @@ class Expect(Call):
 
 
 class Leave(Call):
-    """A host is gone; if so many others are here after a while, the run continues without it."""
+    """A host is gone, for certain, or the run continues without it if enough others agree."""
 
     host: int
     reason: str
-    votes: int
-    tie: bool
+    certain: bool
 
 
 class HearOut(Call):

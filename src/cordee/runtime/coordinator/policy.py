@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -80,13 +81,17 @@ def decide(generation: int, committed: dict[int, int]) -> Go:
     return Go(generation, tuple(sorted(committed)), target, giver)
 
 
-def goes_on(here: int, of: int, *, tie: bool) -> bool:
-    """Whether so many hosts that reach each other continue, of so many that the run had before some fell silent.
+def without_host(agree: int, may: int, of: int) -> Literal["continue", "wait", "claim", "end"]:
+    """What follows when a host may only be out of reach, and so many of all others `agree` to continue without it.
 
-    Those that are not here may only be out of reach, and count alike: so at most one side continues. Where both sides
-    have as many, the one that has the `tie` does.
+    `may` counts those too that may still agree; `of` counts all hosts that the run had, with the silent one. A host
+    that agrees follows no other side: so at most one side continues. Half of the hosts do if they have the claim.
     """
-    return 2 * here > of or (tie and 2 * here == of)
+    if 2 * agree > of:
+        return "continue"
+    if 2 * may > of or (2 * may == of and agree < may):
+        return "wait"
+    return "claim" if 2 * agree == of else "end"
 
 
 def put_out(pairs: Collection[tuple[int, int]], workers: Mapping[int, int], home: int = 0) -> int:

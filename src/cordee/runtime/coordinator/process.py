@@ -60,8 +60,8 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
     match call:
         case link.Gone(worker, reason):
             hub.lose(worker, reason)
-        case link.Invite(worker, node):
-            hub.call(hub.coming.invite, worker, node)
+        case link.Invite(seat):
+            hub.call(hub.coming.invite, seat)
         case link.AskToLeave(worker, reason):
             hub.call(hub.coming.leave, worker, reason)
         case link.LetIn(late):
@@ -72,8 +72,8 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
             hub.start_on(node, start)
         case link.Expect(servers, persist):
             hub.call(partial(hub.stewards.expect, servers, persist=persist))
-        case link.Leave(host, reason, votes, tie):
-            hub.call(hub.launchers.left, host, reason, votes, tie)
+        case link.Leave(host, reason, certain):
+            hub.call(hub.launchers.left, host, reason, certain)
         case link.HearOut(seconds):
             threading.Thread(target=_hear_out, args=(hub, seconds, launcher), daemon=True).start()
 

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cordee.core.errors import RendezvousError
-from cordee.group.client import BEAT_S, STALL_S
+from cordee.group.client import BEAT_S, SILENT_S, STALL_S
 from cordee.group.messages import Evicted, Hello, Message, Stale, Welcome, Who, decode_message
 from cordee.group.strangers import CROWDED, Strangers, Unproven, why
 from cordee.group.tls import Certificates, ServerTls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Cut, length_of, nonce, pack, proof, proven, unpack
 
-SILENCE_S = {"worker": 60.0, "node": 3.0, "server": 5.0, "command": 60.0}
+SILENCE_S = {"worker": 60.0, "node": SILENT_S, "server": 5.0, "command": 60.0}
 """When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
 sooner whether it is alive. A launcher only watches: when it is silent, its host or the network to it is gone. A
 parameter server runs no code of the user's but its optimizer."""
@@ -52,8 +52,12 @@ class Peer:
     """What it said it was doing last; named when others waited for it in vain."""
     silent: bool = False
     """Whether it was given up for its silence."""
+    reached: float = 0.0
+    """When we sent what it last said that it had got, by our own clock."""
     heard: int = 0
     """The number of the last `Posted` of it that was passed on."""
+    unsure: bool = False
+    """Whether it came back and has said nothing since: our answer may not have reached it."""
 
     @property
     def name(self) -> str:
@@ -127,10 +131,6 @@ class Server:
     def those(self, role: str) -> list[Peer]:
         """The peers of one role."""
         return [peer for peer in list(self.peers.values()) if peer.role == role]
-
-    def fresh(self, role: str) -> list[Peer]:
-        """The peers of one role that have said something just now."""
-        return [peer for peer in self.those(role) if time.monotonic() - peer.seen < STALL_S]
 
     def name_of(self, worker: int) -> str:
         """What a worker is called, with its host if it is here."""
@@ -223,7 +223,7 @@ class Server:
             while peer is not None:
                 message = await _read(reader)
                 if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
-                    peer.seen = time.monotonic()
+                    peer.seen, peer.unsure = time.monotonic(), False
                     self._host.heard(peer, message)
         except Exception as error:
             assert peer is not None
@@ -249,7 +249,8 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes
     ) -> Peer | None:
         who = await _prove(reader, writer, self._token, certificate)
-        peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
+        now = time.monotonic()
+        peer = Peer(who.role, who.number, who.host, writer, now, unsure=who.term > 0, reached=now)
         answer = self._host.admit(peer, who)
         writer.write(pack(answer))
         if not isinstance(answer, Welcome):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from cordee.core.world import World
 from cordee.group.messages import Place, Seat
+from cordee.runtime.engines.seam import seats
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,22 @@ class Places:
     """Workers that are there or about to come, but for those that are about to leave."""
     soon: dict[int, int] = field(default_factory=dict)
     """Place (its rank) → how many workers in a row were lost there soon after they had come."""
+    home: int = 0
+    """The node number of the host that coordinates."""
 
     @classmethod
     def of(cls, seats: Iterable[Seat]) -> Places:
         """At the start of a run."""
         there = {seat.worker: seat for seat in seats}
         return cls(there, here=frozenset(there))
+
+    @classmethod
+    def found(cls, hosts: Hosts, roster: Roster, node: int, steps: int) -> Places:
+        """By a host that takes over after so many steps; it is the `node`."""
+        there = {seat.worker: seat for seat in (*seats(hosts.began), *hosts.joined)}
+        here = ((roster.alive | roster.invited) - roster.leaving) & there.keys()
+        since = {seat.worker: steps for seat in hosts.joined if seat.worker in roster.alive}
+        return cls(there, since=since, here=frozenset(here), home=node)
 
     @property
     def began(self) -> list[int]:
@@ -157,6 +168,8 @@ class Hosts:
     """Host → where its launcher takes copies of the state."""
     gone: frozenset[int] = frozenset()
     """Hosts that were lost in the run."""
+    joined: tuple[Seat, ...] = ()
+    """Where workers were started later."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
@@ -203,9 +216,17 @@ class Hosts:
         """How many workers each of them has."""
         return [self.workers[host] for host in self.order]
 
-    def start_later(self, worker: int, node: int) -> Hosts:
-        """A worker is started on the host with this node number, in the place of another one."""
-        return replace(self, places={**self.places, worker: self.order[node]}) if self.order else self
+    @property
+    def began(self) -> list[int]:
+        """How many workers each of those has that were there from the beginning."""
+        return [self.workers[host] for host in self.order if host == 0 or host in self.doors]
+
+    def start_later(self, seat: Seat) -> Hosts:
+        """A worker is started while others train."""
+        if not self.order:
+            return self
+        places = {**self.places, seat.worker: self.order[seat.world.node]}
+        return replace(self, places=places, joined=(*self.joined, seat))
 
     def nodes_of(self, workers: Iterable[int]) -> dict[int, int]:
         """The node numbers of these workers' hosts; empty where another launcher started them."""

@@ -23,22 +23,16 @@ class Stewards:
         self.servers, self._persist = Servers(), False
         self._lost: set[int] = set()
         self._gone: set[int] = set()
-        """Hosts that left."""
-
-    @property
-    def left(self) -> frozenset[int]:
         """The node numbers of hosts that left."""
-        return frozenset(self._gone)
 
     def known(self, run: Known) -> Known:
         """The run, with its servers as they are."""
-        lost, left = frozenset(self._lost), self.left
-        return replace(run, servers=self.servers, persist=self._persist, lost_servers=lost, left_hosts=left)
+        return replace(run, servers=self.servers, persist=self._persist, lost_servers=frozenset(self._lost))
 
     def restore(self, known: Known) -> None:
         """What the coordinator before this one knew."""
         self.servers, self._persist = known.servers, known.persist
-        self._lost, self._gone = set(known.lost_servers), set(known.left_hosts)
+        self._lost = set(known.lost_servers)
 
     def expect(self, servers: Servers, *, persist: bool) -> None:
         """These are about to be started; what they `persist` outlives them."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from cordee.core.errors import CordeeError
 from cordee.core.events import CoordinatorEvent, StepEvent
 from cordee.group import messages
-from cordee.group.messages import Message, Posted, Start
+from cordee.group.messages import Message, Posted, Seat, Start
 from cordee.group.wire import Address
 from cordee.runtime.coordinator import link
 from cordee.runtime.coordinator.holders import Servers
@@ -57,15 +57,16 @@ class Coordinator:
         known: Known,
         folder: Path,
         reason: str = "",
+        tickets: Tickets | None = None,
     ) -> None:
         """Start the process; peers come to the `listener`, which is at this address.
 
-        `folder` is the run's. `reason`: why, if there was one before on another host.
+        `folder` is the run's. `reason`: why, if there was one before on another host; `tickets`: what it knew of them.
         """
         self.notices, self.address = notices, address
         self._listener, self._start, self._folder = listener, start, str(folder.absolute())
         self._known, self._recorded = known, known.recorded
-        self._tickets: Tickets | None = None
+        self._tickets = tickets
         self._standing: Message | None = None
         self._calls: list[Call] = []
         """What the process may not have heeded yet."""
@@ -110,12 +111,12 @@ class Coordinator:
         """Say that a worker is gone (its process ended, or it was stopped)."""
         self._call(link.Gone(worker, reason))
 
-    def invite(self, worker: int, node: int) -> None:
-        """Say that a worker is about to be started on a host, and shall come in between two steps.
+    def invite(self, seat: Seat) -> None:
+        """Say that a worker is about to be started at its place, and shall come in between two steps.
 
         Waits until the coordinator knows: a worker that connected before would be taken for one of the first.
         """
-        self._call(call := link.Invite(worker, node))
+        self._call(call := link.Invite(seat))
         deadline = time.monotonic() + START_S
         while call in self._calls and not self._closing and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -136,12 +137,9 @@ class Coordinator:
         """These parameter servers are about to be started; what they `persist` outlives them."""
         self._call(link.Expect(servers, persist))
 
-    def leave(self, host: int, reason: str, votes: int, *, tie: bool) -> None:
-        """Say that a host is gone; the run continues without it only if so many are here after a while, with this one.
-
-        Or half of them, with a `tie`, if they are the first to claim it.
-        """
-        self._call(link.Leave(host, reason, votes, tie))
+    def leave(self, host: int, reason: str, *, certain: bool) -> None:
+        """Say that a host is gone; the run continues without it only if enough others agree, unless it is `certain`."""
+        self._call(link.Leave(host, reason, certain))
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
@@ -284,7 +282,8 @@ def is_heeded(call: Call, known: Known) -> bool:
     match call:
         case link.Gone(worker):
             return known.ended or roster.has_lost(worker) or worker in known.lost_servers
-        case link.Invite(worker):
+        case link.Invite(seat):
+            worker = seat.worker
             return worker in roster.invited | roster.alive or roster.has_lost(worker)
         case link.AskToLeave(worker):
             return known.ended or worker in roster.leaving or roster.has_lost(worker)

@@ -17,8 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from cordee.core.window import Item, Window
-from cordee.group.messages import Done, Message, Take, Ticket, WindowOver
+from cordee.group.messages import Done, Message, Take, Ticket, Turned, WindowOver
 from cordee.runtime.notices import Notice
 
 
@@ -204,6 +206,13 @@ def after(tickets: Tickets | None, turn: Turn) -> tuple[Tickets | None, list[tup
     if tickets is None:
         return None, []
     return (tickets.lose(turn.worker), []) if turn.what == "lost" else tickets.hand_out()
+
+
+def told(tickets: Tickets | None, message: Turned) -> Tickets | None:
+    """The same for a launcher that keeps them for another coordinator."""
+    if message.turn:
+        return after(tickets, msgspec.json.decode(message.turn, type=Turn))[0]
+    return msgspec.json.decode(message.tickets, type=Tickets)
 
 
 def _heard(

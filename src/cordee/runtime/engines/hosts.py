@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import queue
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -24,12 +24,13 @@ from cordee.core.errors import (
 from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
-from cordee.group.client import Client
+from cordee.group.client import Client, Found
 from cordee.group.messages import Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.known import Known, unpack_known
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.supervised import Coordinator
+from cordee.runtime.coordinator.tickets import Tickets, told
 from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.keeping import Kept
@@ -43,7 +44,8 @@ LOOK_S = 0.1
 TURN_S = 6.0
 """How long each of the hosts before this one has to take over, before this one does."""
 SURE_S = 8.0
-"""After so much more time a coordinator that does not answer, though its launcher may live, counts as gone."""
+"""After so much more time a coordinator that does not answer, though its host does, counts as gone: its launcher ends
+one that is stopped, and starts another."""
 END_S = 2.0
 """How long workers may take to end after the run has ended."""
 EVICTED = "Look at the network of this host before you use it again"
@@ -94,8 +96,10 @@ class Follower:
         """Where the coordinator is."""
         self.known: Known | None = None
         """What the next coordinator begins with, once all hosts have come."""
-        self.votes: int | None = None
-        """None: this host does not take over. How many hosts have to come to it, with itself; 0: it needs none."""
+        self.gone: Mapping[int, bool] = {}
+        """The hosts in whose place this one takes over: whether each has ended for certain. Empty: it does not."""
+        self.tickets: Tickets | None = None
+        """Which parts of windows are done, or handed out, as far as this host was told."""
         self._node = 0
         """The place of this host among the hosts."""
         self._again: messages.Again | None = None
@@ -148,7 +152,7 @@ class Follower:
         try:
             while not self._take(signals):
                 pass
-            if self.votes is not None:
+            if self.gone:
                 return None
             self.engine.wait(END_S)
             if self._again is not None:
@@ -158,7 +162,7 @@ class Follower:
             return None
         finally:
             self._client.close()
-            if self.votes is None:
+            if not self.gone:
                 self.close()
 
     def close(self) -> None:
@@ -203,7 +207,7 @@ class Follower:
                     raise RendezvousError(NOT_STARTED)
                 case messages.Abort(reason, again) if again is not None and not self._asked:
                     self._come_back(reason, again)
-                case CoordinatorLost() if self._again is not None or self.votes is not None:
+                case CoordinatorLost() if self._again is not None or self.gone:
                     return True
                 case messages.Abort(reason):
                     raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
@@ -239,23 +243,41 @@ class Follower:
         self._again = again
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, messages.Known):
-            self.known = unpack_known(message.state)
-            first, *_ = self._client.addresses
-            doors = [door for door in self.known.doors() if door != self.door]
-            self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
-            return
+        match message:
+            case messages.Known(state):
+                self._learn(unpack_known(state))
+                return
+            case messages.Turned():
+                self.tickets = told(self.tickets, message)
+                return
+            case messages.Without(host):
+                if self.known is not None:
+                    self._learn(replace(self.known, hosts=self.known.hosts.lose(host)))
+                self._client.send(messages.Agreed(host))
+                return
         if isinstance(message, messages.Abort):
             self._client.expect_end()
         self.notices.put((-1, message))
 
-    def _stays(self, seconds: float, refused: bool) -> bool:
+    def _learn(self, known: Known) -> None:
+        """From now on this is what the next coordinator would begin with, if it is here."""
+        self.known = known
+        first, *_ = self._client.addresses
+        doors = [door for door in known.doors() if door != self.door]
+        self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
+
+    def _stays(self, seconds: float, found: Found) -> bool:
         """The coordinator is lost: whether to look for another one, or be it. The hosts do so in their order."""
+        first = self._client.addresses[0]
+        answer = found.get((first.host, first.port))
+        refused = answer == "refused"
         if self.known is None or self.number not in self.known.heirs:  # perhaps one of the others does
             return not refused or (self.known is not None and bool(self.known.heirs))
-        if seconds < self.known.heirs.index(self.number) * TURN_S + (0 if refused else SURE_S):
+        before = self.known.heirs[: self.known.heirs.index(self.number)]
+        ended = [host for host in before if found.get(self.known.hosts.doors[host]) == "refused"]
+        if seconds < (len(before) - len(ended)) * TURN_S + (SURE_S if answer == "there" else 0.0):
             return True
-        self.votes = 0 if refused else len(self.known.here) // 2 + 1
+        self.gone = {**dict.fromkeys(ended, True), self.known.home: refused}
         return False
 
     def _lost(self, how: str) -> None:
@@ -263,5 +285,6 @@ class Follower:
         self.notices.put((-1, CoordinatorLost(gone)))
 
     def _spec(self, seat: Seat) -> WorkerSpec:
-        interface = own_address_towards(self.address.host, self.address.port)
-        return self.kept.told(self.launch.spec(self.address, interface, seat))
+        address = self.address if self.gone else self._client.addresses[0]  # where the coordinator is now
+        interface = own_address_towards(address.host, address.port)
+        return self.kept.told(self.launch.spec(address, interface, seat))
