@@ -104,3 +104,20 @@ def test_the_first_host_is_gone(up: Up, warm: int, job: Path, tmp_path: Path) ->
     run = Run(out)
     assert [one["worker"] for one in run.of("failure")] == [0]
     assert_same(run, train(job, tmp_path / "alone", epochs=15))
+
+
+@pytest.mark.slow
+def test_the_run_ends_while_a_host_is_cut_off(up: Up, warm: int, job: Path, tmp_path: Path) -> None:
+    """When it is back there is nothing left to take over, though nothing answers where the coordinator was."""
+    twin = up("3")
+    with started(twin, job, tmp_path, shared=True) as hosts:
+        (first, out), (second, _), (last, _) = hosts
+        events_until(out, first, 5)
+        twin.say("cut", "c")
+        ended = [(host.communicate(timeout=DEADLINE_S), host.returncode) for host in (first, second)]
+        record = (out / "events.jsonl").read_bytes()
+        twin.say("mend", "c")
+        said = last.communicate(timeout=DEADLINE_S)
+    assert [code for _, code in ended] == [0, 0], ended
+    assert last.returncode in (0, CutOff.code), said  # by whether it gave up before it was back
+    assert (out / "events.jsonl").read_bytes() == record

@@ -159,6 +159,16 @@ def last_recorded(folder: Path) -> tuple[int, frozenset[int]]:
     return step, frozenset(lost)
 
 
+def end_of(folder: Path) -> EndEvent | None:
+    """How the last start on record in this folder has ended; None if it has not."""
+    end: EndEvent | None = None
+    with contextlib.suppress(OSError, CordeeError):
+        for one in read_events(folder / "events.jsonl"):
+            if isinstance(one, StartEvent | EndEvent):
+                end = one if isinstance(one, EndEvent) else None
+    return end
+
+
 class _About(msgspec.Struct):
     """What is needed here of `run.json`."""
 

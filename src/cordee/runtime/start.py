@@ -192,6 +192,9 @@ def _stay(
             ends.callback(local.close)
             following = follower.watch(signals)
             if follower.gone:
-                return take_over(follower, hear, signals)
+                if not follower.is_over:
+                    return take_over(follower, hear, signals)
+                follower.close()
+                say("the run has ended while this host was cut off; its workers were ended")
             kept.newest()
         return {}

@@ -15,6 +15,7 @@ from cordee.core import interrupts
 from cordee.core.errors import (
     CoordinatorLost,
     CordeeError,
+    CutOff,
     Evicted,
     Interrupted,
     RendezvousError,
@@ -28,11 +29,13 @@ from cordee.group.client import Client, Found
 from cordee.group.messages import Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.known import Known, unpack_known
+from cordee.runtime.coordinator.lease import is_shared
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.coordinator.tickets import Tickets, told
 from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
+from cordee.runtime.folder import end_of
 from cordee.runtime.keeping import Kept
 from cordee.runtime.launch import Continued, Launch, continued
 from cordee.runtime.notices import Notices, NotStarted
@@ -174,6 +177,13 @@ class Follower:
     def number(self) -> int:
         """This host's among the hosts."""
         return self._client.number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's folder, if this host sees it, says that the run has ended, though not on our side alone."""
+        out, run = self.launch.out, self.known.run if self.known else ""
+        end = end_of(out) if is_shared(out, run) else None
+        return end is not None and end.code != CutOff.code
 
     def _take(self, signals: Interrupts) -> bool:
         """Take the next message or notice, or wait a moment for it; True when the run has ended."""
