@@ -349,3 +349,14 @@ def test_the_key_tells_readers_apart() -> None:
     ]
     assert len({reader.key for reader in readers}) == len(readers)
     assert CsvReader(block=1).key == CsvReader().key
+
+
+def test_rows_before_damage_are_kept_however_many_blocks_make_a_chunk(tmp_path: Path) -> None:
+    text = "a\n" + "".join(f"{number}\n" for number in range(5_000))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode())[:-100])
+    (tmp_path / "b.csv").write_text(text)
+    reader, (damaged, good) = CsvReader(on_error="skip", block=1024), resolve(tmp_path)
+    *chunks, last = reader.chunks(damaged, reader.schema([good]))
+    numbers = [number for chunk in chunks for number in chunk.columns["a"].tolist()]
+    assert len(numbers) > 1_000 and numbers == list(range(len(numbers)))
+    assert last.rows == 0 and len(last.faults) == 1

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from cordee.core.errors import DataError
 from cordee.feed.places import Place
 from cordee.feed.sources.arrow import pyarrow
-from cordee.feed.sources.csvrows import lines_in, rows
+from cordee.feed.sources.csvrows import Data, lines_in, rows
 from cordee.feed.sources.seam import Unreadable
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
@@ -120,7 +120,7 @@ def read(stream: BinaryIO, size: int, place: Place) -> bytes:
         raise Unreadable(f"the file is damaged ({error}): fetch it again", place) from None
 
 
-def head_of(block: bytes, names: tuple[str, ...], separator: str, quote: str, *, final: bool) -> Head | None:
+def head_of(block: Data, names: tuple[str, ...], separator: str, quote: str, *, final: bool) -> Head | None:
     """Names of the columns and where rows of data begin; None if no row is there. `names`: the file has no header.
 
     `final`: the block ends where the file does, so its last row is whole.
@@ -147,7 +147,7 @@ def lines_before(place: Place, dialect: Dialect, offset: int, known: tuple[int, 
     return count
 
 
-def _names(line: bytes, separator: str, quote: str) -> tuple[str, ...]:
+def _names(line: Data, separator: str, quote: str) -> tuple[str, ...]:
     """Of a header row; a column without a name (as pandas writes its index) is called by its place."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     given = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}

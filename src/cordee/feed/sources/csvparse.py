@@ -9,7 +9,7 @@ from typing import Any
 from cordee.feed.columns import TEXT, Columns, Kind, Schema
 from cordee.feed.sources.arrow import no_rows, pyarrow, sorted_out
 from cordee.feed.sources.csvfile import Dialect
-from cordee.feed.sources.csvrows import Row, fields_in, rows
+from cordee.feed.sources.csvrows import Data, Row, fields_in, rows
 
 Bad = tuple[int, str]
 """The line of a row that cannot be read, counted from 0 within its block, and why."""
@@ -25,7 +25,7 @@ class Parser:
     dialect: Dialect
     missing: tuple[str, ...]
 
-    def guessed(self, data: bytes) -> dict[str, Any]:
+    def guessed(self, data: Data) -> dict[str, Any]:
         """Columns by what the rows look like; those with another number of fields are left out."""
         pa = pyarrow()
         data = _ended(data)
@@ -52,7 +52,7 @@ class Parser:
         """A table with the schema's columns; pyarrow's error if a row does not fit."""
         return self._read(data, {name: _arrow_type(kind) for name, kind in schema.items()})
 
-    def columns(self, data: bytes, schema: Schema, *, all_bad: bool) -> tuple[Columns, int, list[Bad]]:
+    def columns(self, data: Data, schema: Schema, *, all_bad: bool) -> tuple[Columns, int, list[Bad]]:
         """Columns, how many rows they have, and the rows that are not in them; without `all_bad` maybe one alone."""
         if not data or data.isspace():
             return no_rows(schema), 0, []
@@ -67,10 +67,10 @@ class Parser:
         places = [row for row in self._rows(data) if data[row.start : row.stop].strip(b"\r\n")]
         return columns, count, [(places[at].line, reason) for at, reason in reasons]
 
-    def _rows(self, data: bytes) -> Iterator[Row]:
+    def _rows(self, data: Data) -> Iterator[Row]:
         return rows(data, self.separator.encode(), self.dialect.quote.encode())
 
-    def _repaired(self, data: bytes, schema: Schema, all_bad: bool) -> tuple[Columns, int, list[Bad]]:
+    def _repaired(self, data: Data, schema: Schema, all_bad: bool) -> tuple[Columns, int, list[Bad]]:
         """The same without the rows that pyarrow refuses: too many or too few fields, and what is found by halves."""
         separator, quote = self.separator.encode(), self.dialect.quote.encode()
         whole = [(row, data[row.start : row.stop]) for row in self._rows(data)]
@@ -103,14 +103,14 @@ class Parser:
         columns, count, reasons = sorted_out(table, schema)
         return columns, count, sorted(bad + [(good[at][0].line, reason) for at, reason in reasons])
 
-    def _fits(self, data: bytes, schema: Schema) -> bool:
+    def _fits(self, data: Data, schema: Schema) -> bool:
         try:
             self.parsed(pyarrow().py_buffer(data), schema)
         except pyarrow().ArrowInvalid:
             return False
         return True
 
-    def _reason(self, text: bytes, schema: Schema) -> str:
+    def _reason(self, text: Data, schema: Schema) -> str:
         """Why one row with the right number of fields is refused."""
         try:
             text.decode()
@@ -159,7 +159,7 @@ def _huge(column: Any) -> bool:
     return most is not None and 2**63 <= most <= 2**64
 
 
-def _ended(data: bytes) -> bytes:
+def _ended(data: Data) -> Data:
     """With a line break at its end, without which pyarrow does not take a row that stands alone."""
     return data if data.endswith((b"\n", b"\r")) else data + b"\n"
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+Data = bytes | bytearray
+"""What lies in memory of a file."""
 _BREAK = re.compile(rb"\r\n|\n|\r")
 
 
@@ -24,7 +26,7 @@ class Row(NamedTuple):
     line: int
 
 
-def last_end(block: bytes, separator: bytes, quote: bytes) -> int:
+def last_end(block: Data, separator: bytes, quote: bytes) -> int:
     """The byte after the last row that ends within the block, which begins with a row; 0 if none does.
 
     Costs a tenth of parsing at most, except where quotes stand within fields that are not quoted.
@@ -42,7 +44,7 @@ def last_end(block: bytes, separator: bytes, quote: bytes) -> int:
     return 0 if b"\n" in block else max((row.stop for row in rows(block, separator, quote, final=False)), default=0)
 
 
-def rows(block: bytes, separator: bytes, quote: bytes, *, final: bool = True) -> Iterator[Row]:
+def rows(block: Data, separator: bytes, quote: bytes, *, final: bool = True) -> Iterator[Row]:
     """All rows of a block one by one, also blank ones; the last may lack its line break if it is the `final` one."""
     ending = re.compile(re.escape(separator) + rb"|\r\n|\n|\r")
     start, line, size = 0, 0, len(block)
@@ -64,7 +66,7 @@ def rows(block: bytes, separator: bytes, quote: bytes, *, final: bool = True) ->
         start = stop
 
 
-def unclosed(data: bytes, separator: bytes, quote: bytes) -> int:
+def unclosed(data: Data, separator: bytes, quote: bytes) -> int:
     """The first byte of the last row if a quote is opened in it that nothing closes; else how many bytes there are."""
     if not quote or quote not in data:
         return len(data)
@@ -79,13 +81,13 @@ def unclosed(data: bytes, separator: bytes, quote: bytes) -> int:
     return len(data)
 
 
-def lines_in(data: bytes) -> int:
+def lines_in(data: Data) -> int:
     """How many line breaks there are, of Unix, Windows or old Macs."""
     returns = data.count(b"\r")
     return data.count(b"\n") + (returns - data.count(b"\r\n") if returns else 0)
 
 
-def fields_in(row: bytes, separator: bytes, quote: bytes) -> int:
+def fields_in(row: Data, separator: bytes, quote: bytes) -> int:
     """How many fields a row has."""
     if not quote or quote not in row:
         return row.count(separator) + 1
@@ -99,7 +101,7 @@ def fields_in(row: bytes, separator: bytes, quote: bytes) -> int:
         count, at = count + 1, found.end()
 
 
-def _walked(block: bytes, at: int, quote: bytes, ending: re.Pattern[bytes]) -> tuple[int, bool]:
+def _walked(block: Data, at: int, quote: bytes, ending: re.Pattern[bytes]) -> tuple[int, bool]:
     """The byte after the row that begins at a byte, and whether it ends there: field by field."""
     while True:
         at = _past_quotes(block, at, quote)
@@ -111,7 +113,7 @@ def _walked(block: bytes, at: int, quote: bytes, ending: re.Pattern[bytes]) -> t
             return at, True
 
 
-def _past_quotes(block: bytes, at: int, quote: bytes) -> int:
+def _past_quotes(block: Data, at: int, quote: bytes) -> int:
     """The byte after the quoted part that begins a field, if one does; -1 if it does not end."""
     if block[at : at + 1] != quote:
         return at
@@ -134,7 +136,7 @@ def _in_pairs(array: NDArray[np.uint8], quotes: NDArray[np.int64], separator: by
     return bool((begins | doubled).all())
 
 
-def _last_break(block: bytes) -> int:
+def _last_break(block: Data) -> int:
     end = block.rfind(b"\n") + 1
     if end or b"\r" not in block[:-1]:
         return end
