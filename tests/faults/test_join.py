@@ -121,6 +121,14 @@ def test_scale_up_and_down(alone: Run, tmp_path: Path, plan: str) -> None:
     assert not (run.out / FILE).exists()
 
 
+@pytest.mark.slow
+def test_one_comes_in_where_workers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    run = Acting(tmp_path, step8=scale(3)).train(2, "sync=server,mode=async", epochs=4)
+    assert joined(run) == [(2, None)] and run.of("failure") == []
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+    assert_audited(run)
+
+
 def test_the_coordinator_is_lost_between_changes(alone: Run, tmp_path: Path) -> None:
     """The next one knows who was asked to come and to leave."""
 

@@ -8,15 +8,15 @@ import pytest
 
 from cordee.core.plan import Plan
 from cordee.group.messages import LEAVES, Again, Place
-from cordee.runtime.coordinator.recovery import MOST_CONTINUED, Course, Left, decide
-from cordee.runtime.coordinator.state import Hosts
+from cordee.runtime.coordinator.recovery import LEFT, MOST_CONTINUED, Course, Left, decide
+from cordee.runtime.coordinator.state import Hosts, Places
 from cordee.runtime.engines.seam import seats
 
 KILLED = "killed by SIGKILL"
 
 
 def left(counts: list[int], lost: dict[int, str], hosts: set[int], steps: int = 50) -> Left:
-    return Left.of(seats(counts), lost, hosts, steps=steps, saved=True)
+    return Left.of(Places.of(seats(counts)), lost, hosts, steps=steps, saved=True)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,19 @@ def test_a_run_continues_under_a_plan_that_fits_what_is_left(
     assert Plan.parse(answer.plan).refusals(sum(answer.workers)) == []
 
 
+def test_all_come_again_of_the_number_that_the_run_had_last() -> None:
+    """Those that came since with those that began; none twice that was replaced, and none that has left."""
+    places = Places.of(seats([2]))
+    places, extra = places.seat(places.seats[0].world)
+    places, _ = places.fill(0, 1)
+    there = Left.of(places, {0: KILLED, 1: LEFT, extra.worker: KILLED, 3: KILLED}, {0}, steps=50, saved=True)
+    assert (there.began, there.full, there.able) == ((2,), (2,), (0,))
+    answer = decide(Plan.parse("recover=full"), Course(), there)
+    assert isinstance(answer, Again) and answer.workers == [2]
+    left_none = Left.of(places, {0: KILLED, 1: KILLED, extra.worker: KILLED, 3: KILLED}, {0}, steps=50, saved=True)
+    assert left_none.full == (3,)
+
+
 def test_a_host_that_only_stores_stays() -> None:
     answer = decide(Plan.parse("sync=server,recover=full"), Course(), left([1, 0], {0: KILLED}, {0, 1}))
     assert isinstance(answer, Again)
@@ -63,7 +76,7 @@ def test_a_host_that_only_stores_stays() -> None:
     ],
 )
 def test_a_run_ends_where_it_cannot_continue(plan: str, course: Course, what: dict[str, object], why: str) -> None:
-    there = replace(Left((2,), (1,), frozenset({0}), steps=60, saved=True), **what)  # type: ignore[arg-type]
+    there = replace(Left((2,), (2,), (1,), frozenset({0}), steps=60, saved=True), **what)  # type: ignore[arg-type]
     answer = decide(Plan.parse(plan), course, there)
     assert isinstance(answer, str) and why in answer and bool(answer) == bool(why)
 

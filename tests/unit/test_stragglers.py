@@ -9,6 +9,7 @@ import pytest
 from cordee.core.events import (
     Event,
     JoinedEvent,
+    LeftEvent,
     LinksEvent,
     RegroupEvent,
     SharesEvent,
@@ -204,6 +205,15 @@ def test_a_straggler_is_lost_and_replaced() -> None:
     run.come(3)
     run.steps(90)
     assert len(run.told) == 2
+
+
+def test_a_straggler_that_leaves_was_not_lost() -> None:
+    run = Recorded()
+    run.steps(90, {1: 200.0})
+    run.watch.take(LeftEvent(1, "here", "asked by cordee scale", 2))
+    run.members = [0, 2]
+    run.watch.take(RegroupEvent(2, run.members, 10.0))
+    assert [one.done for one in run.told if one.over] == ["it left"]
 
 
 def test_reports_that_are_missing_say_nothing() -> None:

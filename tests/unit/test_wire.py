@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import threading
+from typing import Any
 from unittest.mock import ANY
 
 import msgspec
 import pytest
 
-from cordee.core.errors import RendezvousError, SecurityError, WaitedTooLong
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError, WaitedTooLong
 from cordee.core.events import WarningEvent
+from cordee.core.world import World
 from cordee.group.channel import Channel
 from cordee.group.membership import Membership
-from cordee.group.messages import Hello, Posted, Saving, Stop, Welcome, Who
+from cordee.group.messages import Hello, Posted, Saving, Seat, Stop, Welcome, Who
 from cordee.group.wire import Address, connect, nonce, pack, proof, proven
+from cordee.runtime.coordinator import server
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.notices import Lost
 from harness import DEADLINE_S
@@ -43,6 +48,25 @@ def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> No
     connection.close()
     worker, lost = hub.notices.get(timeout=DEADLINE_S)
     assert isinstance(lost, Lost) and (worker, lost.left) == (0, 0)
+
+
+def test_a_peer_that_is_let_in_while_the_server_closes_does_not_hold_it_up(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher has been killed: other peers look for the next coordinator once this one is gone."""
+    prove = server._prove
+
+    async def prove_while_it_closes(*given: Any) -> Who:
+        who = await prove(*given)
+        hub._server._closing.set()
+        await asyncio.sleep(0)
+        return who
+
+    monkeypatch.setattr(server, "_prove", prove_while_it_closes)
+    with contextlib.suppress(CordeeError):  # it may hang up before its answer has come
+        connect(hub.address, WHO)
+    hub._server._thread.join(10.0)
+    assert not hub._server._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +113,7 @@ def test_a_number_comes_once(hub: Hub) -> None:
 
 
 def test_a_newcomer_that_is_not_let_in_leaves_and_the_run_goes_on(hub: Hub) -> None:
-    hub.call(hub.coming.invite, 3, 0)
+    hub.call(hub.coming.invite, Seat(3, World(0, 1, 0, 1, 0, 1, source="cordee"), joins=True))
     member = Membership(Channel(hub.address, 3, "here", joins=True), deadline_s=0.01)
     member.outside = True
     with pytest.raises(WaitedTooLong, match="worker 3 on here waited 0 s for a place among the others"):

@@ -173,9 +173,6 @@ class Client:
 
         Closing at once could lose it: the answer to a beat that is not read any more resets the connection.
         """
-        if self._connection in self._silent:  # that coordinator would take it for the end of this process
-            self._closed.set()
-            return
         self.send()
         if self._unheard and not self._closed.is_set():
             self.send(Beat(self.at, self._echo))  # the answer says how much has come through
@@ -183,6 +180,8 @@ class Client:
             while self._unheard and not self._closed.is_set() and time.monotonic() < deadline:
                 time.sleep(0.001)
         self._closed.set()
+        if self._connection in self._silent:  # that coordinator would take it for the end of this process
+            return
         self._connection.close_writing()
         for thread in self._threads:
             thread.join(CLOSE_S)

@@ -10,7 +10,7 @@ from cordee.core.errors import CordeeError, Interrupted, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.group.messages import Again
 from cordee.runtime.coordinator.known import Known
-from cordee.runtime.coordinator.recovery import Course, Left, decide
+from cordee.runtime.coordinator.recovery import LEFT, Course, Left, decide
 from cordee.runtime.coordinator.state import Places
 from cordee.runtime.folder import saved_step
 from cordee.runtime.keeping import Kept
@@ -39,8 +39,8 @@ class Recovery:
         if not isinstance(error, WorkersLost) or self.launch.target.trial is not None:
             return
         left = Left.of(
-            places.seats.values(),
-            dict(known.roster.lost) | dict.fromkeys(known.roster.departed, "it has left"),
+            places,
+            dict(known.roster.lost) | dict.fromkeys(known.roster.departed, LEFT),
             known.hosts.here,
             steps=steps,
             saved=recorder.saved is not None or saved_step(recorder.out) is not None or not self.kept.is_empty(),

@@ -21,11 +21,12 @@ from cordee.core.errors import (
     WorkerFailed,
     WorkersLost,
 )
-from cordee.core.events import Event, JobEvent, StepEvent, WarningEvent
+from cordee.core.events import Event, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Seat
 from cordee.runtime.coordinator.changing import Changes
+from cordee.runtime.coordinator.phase import Phase
 from cordee.runtime.coordinator.policy import MOST_SOON, replacement, what_ends
 from cordee.runtime.coordinator.state import Places
 from cordee.runtime.coordinator.supervised import Coordinator
@@ -68,20 +69,10 @@ class Controller:
         self._launch, self._hub, self._engine, self._recorder = launch, hub, engine, recorder
         self._recovery = recovery
         self._hosts: dict[int, str] = {}
-        self._begun = self._stepped = False
-        """Whether the training is known to have begun, and a step of it to be done."""
+        self._phase = Phase()
         self._changes = Changes(launch, hub, recorder, self._start, self._stop)
         self._vacant: list[int] = []
         """Lost workers whose places are to be filled."""
-        self._left = 0
-        """Workers that were left after the last loss."""
-        self._steps = 0
-        self._interrupts = 0
-        """Signals that came to this process."""
-        self._stopping = False
-        """Whether all workers were asked to end after their step."""
-        self._error: CordeeError | None = None
-        self._finished = False
         self._ends_by = 0.0
         """Until when workers are waited for when the run is over."""
 
@@ -95,14 +86,14 @@ class Controller:
             interrupts.check()  # what came before that
             self._changes.places = begin()
         except CordeeError as error:
-            self._error = error
-        while not self._finished and self._error is None:
+            self._phase = self._phase.fail(error)
+        while not self._phase.over:
             try:
                 self._listen()
                 self._fill_places()
                 self._recorder.flush()
             except StorageError as error:  # the record cannot be written
-                self._error = self._error or error
+                self._phase = self._phase.fail(error)
         self._wind_up()
         return self._conclude()
 
@@ -111,7 +102,7 @@ class Controller:
         due = self._engine.look()
         try:
             self._notice(*self._hub.notices.get(timeout=IDLE_S if due is None else due))
-            while not self._finished and self._error is None:
+            while not self._phase.over:
                 self._notice(*self._hub.notices.get_nowait())
         except queue.Empty:
             pass
@@ -123,34 +114,34 @@ class Controller:
             case messages.Who(host=host):
                 self._hosts[worker] = host
             case messages.Farewell():
-                self._finished = True
+                self._phase = self._phase.finish()
             case messages.Lose(_, reason):
                 self._hub.lose(worker, reason)
             case Lost():
                 self._lost(worker, notice)
             case ServerLost(start=seat):
                 self._recorder.notice(worker, notice)
-                self._error = self._what_ends(worker, notice)
-                if seat is not None and self._error is None and not self._finished:
+                self._phase = self._phase.fail(self._what_ends(worker, notice))
+                if seat is not None and not self._phase.over:
                     self._start(seat)
             case ServersHold():
                 self._recorder.notice(worker, notice)
             case NotStarted(reason) if worker >= FIRST_SERVER or self._changes.places.joins(worker):
                 self._hub.lose(worker, f"could not be started: {reason}")
             case Formed():
-                self._changes.formed(notice, self._hosts, self._steps)
+                self._changes.formed(notice, self._hosts, self._phase.steps)
             case Leaves() | Commanded() | HostCame() | messages.Woke():
                 self._changes.take(worker, notice, trains=self._trains)
             case Interrupt(host):
-                self._interrupt(host)
+                self._phase, why = self._phase.interrupted(host, saves=self._launch.target.kind != "script")
+                if why:
+                    self._stop(why)
             case _:
-                self._error = self._what_ends(worker, notice)
+                self._phase = self._phase.fail(self._what_ends(worker, notice))
 
     def _posted(self, worker: int, event: Event) -> None:
         """A worker has something for the record."""
-        if isinstance(event, StepEvent):
-            self._stepped, self._steps = True, event.step
-        self._begun = self._begun or isinstance(event, StepEvent | JobEvent)
+        self._phase = self._phase.posted(event)
         self._recorder.notice(worker, event)
 
     def _what_ends(self, worker: int, notice: object) -> CordeeError | None:
@@ -161,8 +152,7 @@ class Controller:
         lost = msgspec.structs.replace(lost, host=host, reason=self._reason(worker, lost.reason))
         self._recorder.notice(worker, lost)
         if lost.member:
-            self._left = lost.left
-            self._error = self._what_ends(worker, lost)
+            self._phase = self._phase.lose(lost.left).fail(self._what_ends(worker, lost))
         else:
             former = self._changes.places.replaces.get(worker)
             place = f"worker {worker} was to " + ("come in" if former is None else f"take the place of worker {former}")
@@ -181,17 +171,16 @@ class Controller:
 
     @property
     def _trains(self) -> bool:
-        """Whether the training has begun, and is not about to end: workers may come and leave."""
-        ends = self._error is not None or self._finished or self._stopping
-        return self._begun and self._launch.target.trial is None and not ends
+        """Whether workers may come and leave."""
+        return self._phase.trains and self._launch.target.trial is None
 
     def _fill_places(self) -> None:
         """Start workers that wait for it, and one in the place of each that was lost, if the plan says so."""
         if self._trains:
-            self._changes.start_waiting(self._steps)
+            self._changes.start_waiting(self._phase.steps)
         while self._launch.plan.replace and self._vacant and self._trains:
             lost = self._vacant.pop()
-            self._changes.places, seat = replacement(self._changes.places, lost, self._steps)
+            self._changes.places, seat = replacement(self._changes.places, lost, self._phase.steps)
             if seat is None:
                 if lost in self._changes.places.seats:
                     told = f"the place of worker {lost} stays empty: {MOST_SOON} others were lost there soon after it"
@@ -207,37 +196,24 @@ class Controller:
         except Interrupted:
             return  # its notice comes next
         except CordeeError as error:
-            self._error = error
-
-    def _interrupt(self, host: str) -> None:
-        """A signal came here, or to the launcher of another `host`; a scheduler may send one to every host."""
-        self._interrupts += not host
-        if not self._begun:
-            self._error = Interrupted(interrupts.EARLY)  # nothing is worth a wait
-        elif host and self._stopping:
-            return
-        elif self._interrupts <= 1:
-            saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
-            more = f": host {host} was asked to stop" if host else "; once more to stop at once"
-            self._stop(f"stopping after this step{saved}{more}")
-        else:
-            kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
-            self._error = Interrupted(f"stopped at once{kept}")
+            self._phase = self._phase.fail(error)
 
     def _stop(self, why: str) -> None:
         """Let all workers end after the step that they are in."""
-        if not self._stopping:
+        if not self._phase.stopping:
             self._recorder.event(WarningEvent(why))
-            self._stopping = True
+            self._phase = self._phase.stop()
             self._hub.ask_to_stop("interrupted")
 
     def _wind_up(self) -> None:
         """Let the workers end, then see that they have."""
-        if self._error is not None:
-            if not self._stopping:
-                self._recovery.see_end(self._error, self._hub.known, self._changes.places, self._recorder, self._steps)
-            self._hub.abort(str(self._error), self._recovery.again)
-        self._ends_by = time.monotonic() + (END_S if self._error is None else PART_S)
+        phase = self._phase
+        if phase.error is not None:
+            if not phase.stopping:
+                places = self._changes.places
+                self._recovery.see_end(phase.error, self._hub.known, places, self._recorder, phase.steps)
+            self._hub.abort(str(phase.error), self._recovery.again)
+        self._ends_by = time.monotonic() + (END_S if phase.error is None else PART_S)
         while not self._engine.wait(max(0.0, min(0.1, self._ends_by - time.monotonic()))):
             self._hear_out()
             if time.monotonic() >= self._ends_by:
@@ -255,12 +231,12 @@ class Controller:
                 return
             match notice:
                 case Event():
-                    self._stepped = self._stepped or isinstance(notice, StepEvent)
+                    self._phase = self._phase.posted_late(notice)
                     with contextlib.suppress(StorageError):  # the disk may be what the run failed for
                         self._recorder.notice(worker, notice)
-                case messages.Saving() if not isinstance(self._error, Interrupted):
+                case messages.Saving() if not isinstance(self._phase.error, Interrupted):
                     self._ends_by = time.monotonic() + notice.seconds
-                case Interrupt() if self._error is not None:
+                case Interrupt() if self._phase.error is not None:
                     self._ends_by = 0.0
 
     def _what_was_saved(self) -> str:
@@ -271,20 +247,16 @@ class Controller:
         return f"; the checkpoint of step {step} is on the host of the worker that wrote it, in the folder given there"
 
     def _conclude(self) -> dict[str, Any]:
-        if self._error is None and self._stopping:
-            self._error = Interrupted(f"stopped{self._what_was_saved()}")
-        elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
-            self._error = Interrupted("stopped at once, in the first steps")
-        if self._error is not None:
-            self._error = failed(self._launch, self._error, begun=self._begun)
-        if isinstance(self._error, GOES_ON) and self._recovery.again is None:
-            self._recovery.keep_newest(self._error, self._recorder)
-            left = self._left if isinstance(self._error, WorkersLost) else 0
-            self._error.next_step = self._launch.going_on(left) or self._error.next_step
+        phase = self._phase.concluded(self._what_was_saved())
+        error = phase.error and failed(self._launch, phase.error, begun=phase.begun)
+        if isinstance(error, GOES_ON) and self._recovery.again is None:
+            self._recovery.keep_newest(error, self._recorder)
+            left = phase.left if isinstance(error, WorkersLost) else 0
+            error.next_step = self._launch.going_on(left) or error.next_step
         try:
-            result = self._recorder.end(self._error)
-        except StorageError as error:
-            raise self._error or error from None
-        if self._error is not None and self._recovery.again is None:
-            raise self._error
+            result = self._recorder.end(error)
+        except StorageError as refused:
+            raise error or refused from None
+        if error is not None and self._recovery.again is None:
+            raise error
         return result

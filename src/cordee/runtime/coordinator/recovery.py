@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cordee.core.plan import Plan
 from cordee.core.words import plural
-from cordee.group.messages import LEAVES, Again, Seat
+from cordee.group.messages import LEAVES, Again
+from cordee.runtime.coordinator.state import Places
 
+LEFT = "it has left"
+"""Of a worker that was not lost."""
 MOST_CONTINUED = 20
 """So many times a run continues by itself."""
 
@@ -33,6 +36,8 @@ class Left:
 
     began: tuple[int, ...]
     """Workers with which each host has begun, by its place in the order of hosts."""
+    full: tuple[int, ...]
+    """Workers that each host had or was to have, before some were lost: with those that have come since, not left."""
     able: tuple[int, ...]
     """Workers of each host that were not lost, or gave way because others were."""
     hosts: frozenset[int]
@@ -43,18 +48,16 @@ class Left:
     """Whether a state of the run is anywhere, on a disk or in memory."""
 
     @classmethod
-    def of(
-        cls, seats: Iterable[Seat], lost: Mapping[int, str], hosts: Collection[int], *, steps: int, saved: bool
-    ) -> Left:
+    def of(cls, places: Places, lost: Mapping[int, str], hosts: Collection[int], *, steps: int, saved: bool) -> Left:
         """By the places of all workers, those that were started in the place of others too, and why some are lost."""
-        seats = list(seats)
+        seats, instead = list(places.seats.values()), set(places.replaces.values())
         count = max((seat.world.nodes for seat in seats), default=1)
-        began = Counter(seat.world.node for seat in seats if not seat.joins)
-        able = Counter(seat.world.node for seat in seats if lost.get(seat.worker, LEAVES) == LEAVES)
-        places = range(count)
-        return cls(
-            tuple(map(began.__getitem__, places)), tuple(map(able.__getitem__, places)), frozenset(hosts), steps, saved
-        )
+        began = [seat for seat in seats if not seat.joins]
+        full = [seat for seat in seats if seat.worker not in instead and lost.get(seat.worker) != LEFT]
+        able = [seat for seat in seats if lost.get(seat.worker, LEAVES) == LEAVES]
+        counts = (Counter(seat.world.node for seat in some) for some in (began, full, able))
+        began_of, full_of, able_of = (tuple(one[node] for node in range(count)) for one in counts)
+        return cls(began_of, full_of, able_of, frozenset(hosts), steps, saved)
 
 
 def decide(plan: Plan, course: Course, left: Left) -> Again | str:
@@ -67,7 +70,7 @@ def decide(plan: Plan, course: Course, left: Left) -> Again | str:
         return f"no step was done beyond step {course.reached}, where it was lost before"
     if course.times >= MOST_CONTINUED:
         return f"it has done so {plural(course.times, 'time')} already"
-    wanted = left.began if plan.recover == "full" else left.able
+    wanted = left.full if plan.recover == "full" else left.able
     workers = [count if host in left.hosts else 0 for host, count in enumerate(wanted)]
     if not sum(workers):
         return "no worker is left, and recover=fewer starts none in their place; recover=full does"

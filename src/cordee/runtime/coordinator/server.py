@@ -220,7 +220,8 @@ class Server:
                 self._strangers.refuse(address, why(error))
             finally:
                 self._unproven -= 1
-            while peer is not None:
+            # Before Python 3.12, `wait_for` swallows a cancellation if the greeting ends at the same moment.
+            while peer is not None and not self._closing.is_set():
                 message = await _read(reader)
                 if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
                     peer.seen, peer.unsure = time.monotonic(), False

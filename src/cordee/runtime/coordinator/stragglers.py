@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from cordee.core.events import (
     Event,
     JoinedEvent,
+    LeftEvent,
     LinksEvent,
     Listener,
     PlanEvent,
@@ -62,6 +63,8 @@ class Stragglers(Breakdown):
         self._links: list[Link] = []
         self._replaced: dict[int, int] = {}
         """By lost worker, who came in its place."""
+        self._left: set[int] = set()
+        """Workers that were not lost: they have left."""
         self._cases: dict[tuple[int, bool], _Case] = {}
         """By worker and whether it is about its link."""
         self._begin_window(SKIPPED)
@@ -79,6 +82,8 @@ class Stragglers(Breakdown):
                 self._links = event.links
             case JoinedEvent() if event.replaces is not None:
                 self._replaced[event.replaces] = event.worker
+            case LeftEvent():
+                self._left.add(event.worker)
             case SharesEvent():
                 for case in self._cases.values():
                     case.reshared = True
@@ -93,7 +98,8 @@ class Stragglers(Breakdown):
                 del self._cases[worker, network]
                 came = self._replaced.get(worker)
                 place = "" if came is None else f", and worker {came} came in its place"
-                self._end(worker, case, self._end_step, f"it was lost{place}")
+                gone = "it left" if worker in self._left else f"it was lost{place}"
+                self._end(worker, case, self._end_step, gone)
 
     # ------------------------------------------------------------- windows
 

@@ -265,7 +265,7 @@ class Follower:
                     self._learn(replace(self.known, hosts=self.known.hosts.lose(host)))
                 self._client.send(messages.Agreed(host))
                 return
-        if isinstance(message, messages.Abort):
+        if isinstance(message, messages.Abort | messages.Farewell):
             self._client.expect_end()
         self.notices.put((-1, message))
 
