@@ -56,6 +56,8 @@ def train(
     nodes: options.Nodes = None,
     token_file: options.TokenFile = None,
     trusted_network: options.Trusted = False,
+    engine: options.Engine = None,
+    engine_set: options.EngineSettings = None,
 ) -> None:
     """Train the job of a Python file."""
     from cordee.cli.start import start
@@ -64,7 +66,8 @@ def train(
 
     target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace))
+    beyond = (engine, options.parse_settings(engine_set, "--engine-set") or None)
+    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace, *beyond))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -43,6 +43,14 @@ Nodes = Annotated[
 ]
 TokenFile = Annotated[Path | None, typer.Option(metavar="<file>", help="The hosts' shared secret; see `cordee token`.")]
 Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="<engine>", help="Run the workers in places that ray gives, and coordinate from here."),
+]
+EngineSettings = Annotated[
+    list[str] | None,
+    typer.Option("--engine-set", metavar="<name=value>", help="For the engine: one of its settings."),
+]
 Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
@@ -58,12 +66,12 @@ def python_file(path: Path) -> Path:
     return path
 
 
-def parse_settings(texts: Sequence[str] | None) -> dict[str, str]:
-    """Names and values of all `--set`; the last one of a name counts."""
+def parse_settings(texts: Sequence[str] | None, option: str = "--set") -> dict[str, str]:
+    """Names and values of all options of this kind; the last one of a name counts."""
     settings = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set {text}: expected name=value")
+            raise UsageError(f"{option} {text}: expected name=value")
         settings[name.strip()] = value
     return settings

@@ -23,13 +23,13 @@ from cordee.watch.words import LEAST_CALLBACKS, best
 
 def start(target: Target, options: Options) -> None:
     """Run it and show the result."""
-    world = World.from_env()
+    world = World() if options.engine else World.from_env()  # an engine is asked from here, whatever started us
     if world.is_foreign:
         interrupts.raise_at_once()  # it is for that launcher to stop all of its processes
     with contextlib.nullcontext() if world.is_foreign else interrupts.counted():
         given = options.launch(target, Wording(way_on=RUN not in os.environ))
         python_file(Path(target.path))
-        if not world.is_foreign and given.nodes == 1:
+        if not world.is_foreign and given.nodes == 1 and given.engine is None:
             given.check()
             _hint(given.workers)
         result, heard = launch(given, ours=options.out is None)

@@ -12,7 +12,7 @@ import queue
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +44,8 @@ class Rendezvous:
     nodes: int
     token_file: Path | None = None
     trusted_network: bool = False
+    token: str = field(default="", repr=False)
+    """The token itself, of a run whose hosts an engine gives; empty: it is in the file."""
 
     @classmethod
     def parse(
@@ -84,6 +86,8 @@ class Rendezvous:
                 "in the clear, for every program that can reach its ports. If the network is trusted, say so: "
                 f"{wording.flag('trusted_network')}"
             )
+        if self.token:
+            return Address(str(ip), self.port, self.token, tls=not loopback)
         path = self.token_file or default_token_file()
         if not path.exists() and loopback and self.token_file is None:
             with contextlib.suppress(UsageError):  # another launcher on this machine was quicker
@@ -141,6 +145,8 @@ def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patien
             here = notice.here
             if here == nodes:
                 return hub.hosts.counts
+        elif isinstance(notice, CordeeError):
+            raise notice
     raise RendezvousError(
         f"only {here} of {nodes} hosts came to {hub.address} within {patience_s:.0f} s: start the same command on each "
         "of them"

@@ -7,7 +7,7 @@ import queue
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cordee.core import interrupts
 from cordee.core.errors import RendezvousError, SecurityError
@@ -40,6 +40,22 @@ if TYPE_CHECKING:
     from cordee.train.job import Job
 
 
+class Places(Protocol):
+    """Where an engine runs the other hosts of a run; called by the coordinator's thread."""
+
+    patience_s: float
+    """How long they may take to come, once they were started."""
+
+    def all_came(self) -> None:
+        """All hosts have come to the coordinator."""
+
+    def begin(self, address: Address, notices: Notices) -> None:
+        """Start a host in each place, which comes to this address; a start that continues the run gives other notices.
+
+        What goes wrong is put into the notices: an error that ends the run, or a warning for the record.
+        """
+
+
 def enter(launch: Launch, say: Callable[[str], None]) -> None:
     """Enter a run of other hosts that has begun, with workers of this host, and stay until it ends."""
     assert launch.rendezvous is not None
@@ -49,14 +65,24 @@ def enter(launch: Launch, say: Callable[[str], None]) -> None:
             _stay(launch, address, (say, lambda event: None, None, signals), kept)
 
 
-def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any]:
+def attend(launch: Launch, hear: Listener, sent_job: bytes | None) -> None:
+    """Be the host that an engine gave a place to: start its workers, until the run ends on the first host."""
+    assert launch.rendezvous is not None
+    with interrupts.counted() as signals:
+        address = launch.rendezvous.address(launch.wording)
+        launch.check()
+        launch.check_formats(say := lambda message: hear(WarningEvent(message)))
+        _follow(launch, address, None, (say, hear, sent_job, signals))
+
+
+def run(launch: Launch, hear: Listener, job: Job | None = None, places: Places | None = None) -> dict[str, Any]:
     """This process's part of a run; returns the result, or raises what ended it.
 
     It coordinates, unless another host does (then the result is empty), or another launcher started this process. A
-    `job` that was made in this process is sent to its workers.
+    `job` that was made in this process is sent to its workers. `places`: where the other hosts of the run are.
     """
     world = World.from_env()
-    if world.is_foreign:
+    if world.is_foreign and places is None:
         from cordee.runtime.engines.foreign import run_foreign
 
         return run_foreign(launch, world, hear, job)
@@ -72,10 +98,12 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
             if launch.nodes == 1:
                 raise
             return _follow(launch, address, error, (say, hear, sent_job, signals))
+        if launch.rendezvous is not None:  # the system may have chosen the port
+            launch = replace(launch, rendezvous=replace(launch.rendezvous, port=door[1].port))
         beyond = address.host if launch.nodes > 1 else ""
         copies = Kept(launch.plan.copy_every > 0, beyond, address)
         with contextlib.closing(door[0]), copies as kept, contextlib.ExitStack() as ends:
-            coordination = _Coordination(Recovery(launch, kept), hear, sent_job, signals)
+            coordination = _Coordination(Recovery(launch, kept), hear, sent_job, signals, places)
             ends.callback(coordination.close)
             result, following = coordination.run(launch, door)
             while following is not None:
@@ -100,6 +128,7 @@ class _Coordination:
     hear: Listener
     sent_job: bytes | None
     signals: Interrupts
+    places: Places | None = None
     local: LocalEngine | None = None
 
     def close(self) -> None:
@@ -134,7 +163,12 @@ class _Coordination:
                 counts = [launch.workers]
                 if nodes > 1:
                     patience_s = PATIENCE_S if launch.continued is None else BACK_S
+                    if self.places is not None:
+                        self.places.begin(address, notices)
+                        patience_s = min(patience_s, self.places.patience_s)
                     counts = await_hosts(hub, nodes, lambda said: recorder.event(WarningEvent(said)), patience_s)
+                    if self.places is not None:
+                        self.places.all_came()
                 servers = launch.servers(counts)
                 launch.plan.check(sum(counts))
                 kept.send_to(hub.hosts.keeper_after(0, kept.place))
@@ -153,7 +187,7 @@ class _Coordination:
 def _follow(
     launch: Launch,
     address: Address,
-    error: RendezvousError,
+    error: RendezvousError | None,
     given: tuple[Callable[[str], None], Listener, bytes | None, Interrupts],
 ) -> dict[str, Any]:
     """The launcher of a host that does not coordinate, as another one has the address, where we could not listen.

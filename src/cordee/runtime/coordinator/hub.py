@@ -138,8 +138,9 @@ class Hub:
         if peer.role == "server":
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
+        awaited = not self.hosts.order
         self.launchers.came(peer, who)
-        if self.hosts.order and not (who.term or who.joins):
+        if awaited and self.hosts.order:
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
     def gone(self, peer: Peer, reason: str) -> None:

@@ -116,13 +116,15 @@ class Follower:
             interface=at.interface,
             port=at.port,
             joins=launch.enters,
+            early=launch.engine is not None,
         )
         self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
         try:
             interface = own_address_towards(address.host, address.port)
             self.listener = listen(interface, 0)
             self.door = interface, int(self.listener.getsockname()[1])
-            who = msgspec.structs.replace(who, door=self.door)
+            if launch.engine is None:  # a place of an engine ends with the first host: it never coordinates
+                who = msgspec.structs.replace(who, door=self.door)
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:

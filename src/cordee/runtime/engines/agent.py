@@ -1,0 +1,226 @@
+"""The host of a run in a place that an engine gave: a process that starts workers there, and what it is told.
+
+Whatever holds the place (an actor, a task, a container) starts this process and writes one line to its standard input,
+which stays open: when that end is gone, so is the place, and this process ends at once with its workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from cordee.core import interrupts
+from cordee.core.errors import CordeeError
+from cordee.core.events import Event, WarningEvent
+from cordee.core.interpreter import python_module
+from cordee.core.plan import Plan
+from cordee.core.text import plain
+from cordee.runtime.engines.choice import Chosen
+from cordee.runtime.launch import Launch
+from cordee.runtime.rendezvous import Rendezvous
+from cordee.runtime.spec import Target
+
+LAST_LINES = 20
+"""So many lines of what a process said last are kept for an error's message."""
+END_S = 10.0
+"""How long a process that was asked to end may take."""
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "CORDEE_")
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
+"""Variables by which a process takes itself for a worker of another launcher."""
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """What the process in a place is told; it travels on the engine's own channel, and holds the run's token."""
+
+    engine: str
+    host: str
+    port: int
+    token: str
+    trusted_network: bool
+    nodes: int
+    workers: int
+    """In this place."""
+    kind: str
+    job: str
+    """The path of the job's file on the first host."""
+    source: bytes
+    """What is in that file."""
+    sent: bytes | None
+    """A job that was made in Python, packed."""
+    settings: dict[str, str]
+    plan: str
+    out: str
+    """The run's folder, as the first host names it."""
+    seen: str
+    """The name of a file in that folder, by which a host can tell that it sees the same one; empty: it need not."""
+    folder: str
+    """The current folder of the first host."""
+    resume: bool
+    threads: int | None
+    device: str
+    deadline_s: float
+    versions: dict[str, str]
+    """Of what has to be the same everywhere."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How the process in a place has ended."""
+
+    code: int | None
+    """Its exit code, negative for a signal; None: the place was lost with it."""
+    host: str = ""
+    said: str = ""
+    """Its last lines, or why the place was lost."""
+
+
+decode_assignment: Callable[[bytes], Assignment] = msgspec.json.Decoder(Assignment).decode
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on all hosts of a run: the major and minor version of Python, and packages."""
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("torch", "cordee"):
+        try:
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def mismatch(wanted: dict[str, str], found: dict[str, str], host: str) -> str:
+    """What differs on a host from the first one, as one sentence; empty if nothing does."""
+    differs = [
+        f"{name} {found.get(name, 'none')} instead of {one}" for name, one in wanted.items() if found.get(name) != one
+    ]
+    if not differs:
+        return ""
+    return f"host {host} has {' and '.join(differs)}: install the same versions on all hosts"
+
+
+def hold_place(assignment: bytes) -> Outcome:
+    """Run the process in this place to its end; what it says goes to our standard error too."""
+    environment = {
+        name: one for name, one in os.environ.items() if not name.startswith(LAUNCHERS) and name not in RANKS
+    }
+    process = subprocess.Popen(
+        python_module(__name__),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # a signal to the group of the process that holds the place is not for it
+    )
+    assert process.stdin is not None and process.stderr is not None
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    with contextlib.suppress(OSError):  # it has ended already, and says why
+        process.stdin.write(assignment + b"\n")
+        process.stdin.flush()
+    try:
+        for line in process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            last.append(text)
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
+        code = process.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # which ends it, if it has not
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return Outcome(code, socket.gethostname(), "\n".join(last))
+
+
+def launch_of(given: Assignment, folder: Path) -> Launch:
+    """What to start in this place. `folder` is private, for a job's file that is not on this host."""
+    job = given.job
+    if given.kind == "job" and not _is_same(Path(job), given.source):
+        job = str(folder / Path(given.job).name)
+        Path(job).write_bytes(given.source)
+    return Launch(
+        Target(given.kind, job, given.settings),
+        given.workers,
+        Plan.parse(given.plan),
+        Path(given.out),
+        given.resume,
+        given.threads,
+        deadline_s=given.deadline_s,
+        device=given.device,
+        rendezvous=Rendezvous(
+            given.host, given.port, given.nodes, trusted_network=given.trusted_network, token=given.token
+        ),
+        engine=Chosen(given.engine, None),
+        enters=True,
+    )
+
+
+def _is_same(path: Path, source: bytes) -> bool:
+    try:
+        return path.read_bytes() == source
+    except OSError:
+        return False
+
+
+def _check(given: Assignment) -> None:
+    host = socket.gethostname()
+    if differs := mismatch(given.versions, versions(), host):
+        raise CordeeError(differs)
+    if given.seen and not Path(given.out, given.seen).exists():
+        raise CordeeError(f"host {host} does not see the run's folder {given.out}: give an --out that all hosts share")
+
+
+def _end_with_the_place() -> None:
+    """On a thread: whatever holds this place has our standard input open as long as it is there."""
+    with contextlib.suppress(OSError, ValueError):
+        while os.read(0, 4096):
+            pass
+    os._exit(interrupts.Interrupted.code)  # the fork server sees that, and ends our workers
+
+
+def _say(event: Event) -> None:
+    if isinstance(event, WarningEvent):
+        print(plain(f"cordee: {event.message}"), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _read_line() -> bytes:
+    """From standard input, byte by byte: nothing of what follows may be kept in a buffer."""
+    line = bytearray()
+    while one := os.read(0, 65536):
+        line += one
+        if line.endswith(b"\n"):
+            break
+    return bytes(line)
+
+
+def main() -> int:
+    """`python -m cordee.runtime.engines.agent`, told by its standard input; the exit code."""
+    from cordee.runtime.start import attend
+
+    with tempfile.TemporaryDirectory(prefix="cordee-place-") as folder, interrupts.counted():
+        try:
+            given = decode_assignment(_read_line())
+            threading.Thread(target=_end_with_the_place, daemon=True).start()
+            _check(given)
+            with contextlib.suppress(OSError):
+                os.chdir(given.folder)
+            attend(launch_of(given, Path(folder)), _say, given.sent)
+            return 0
+        except CordeeError as error:
+            print(plain(f"cordee: {error}"), file=sys.stderr, flush=True)  # noqa: T201
+            return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
