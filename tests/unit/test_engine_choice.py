@@ -57,7 +57,8 @@ def test_the_command_that_goes_on_names_the_engine() -> None:
         (None, False, 4, "fail"),
         (0, True, 0, "nothing"),
         (12, False, 0, "fail"),
-        (24, True, 0, "warn"),
+        (24, True, 0, "again"),
+        (30, True, 0, "warn"),
     ],
 )
 def test_what_follows_when_a_place_is_lost(code: int | None, begun: bool, soon: int, follows: str) -> None:

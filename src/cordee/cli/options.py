@@ -45,7 +45,7 @@ TokenFile = Annotated[Path | None, typer.Option(metavar="<file>", help="The host
 Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
 Engine = Annotated[
     str | None,
-    typer.Option(metavar="<engine>", help="Run the workers in places that ray gives, and coordinate from here."),
+    typer.Option(metavar="<engine>", help="Train where an engine, such as ray, gives the workers places."),
 ]
 EngineSettings = Annotated[
     list[str] | None,

@@ -32,6 +32,8 @@ PATIENCE_S = 600.0
 BACK_S = 60.0
 """How long they do where they come back to a run that continues."""
 
+SAME_COMMAND = "start the same command on each of them"
+
 T = TypeVar("T")
 
 
@@ -130,8 +132,17 @@ class HostWait:
                 time.sleep(LOOK_S)
 
 
-def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> list[int]:
-    """Until all hosts are here; returns the number of workers of each, in their order."""
+def await_hosts(
+    hub: Coordinator,
+    nodes: int,
+    say: Callable[[str], None],
+    patience: tuple[float, str] = (PATIENCE_S, SAME_COMMAND),
+) -> list[int]:
+    """Until all hosts are here; returns the number of workers of each, in their order.
+
+    `patience`: for how many seconds, and what to do when some have not come then.
+    """
+    patience_s, advice = patience
     wait = HostWait(say, patience_s)
     here = 1
     while wait.left_s > 0:
@@ -147,10 +158,7 @@ def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patien
                 return hub.hosts.counts
         elif isinstance(notice, CordeeError):
             raise notice
-    raise RendezvousError(
-        f"only {here} of {nodes} hosts came to {hub.address} within {patience_s:.0f} s: start the same command on each "
-        "of them"
-    )
+    raise RendezvousError(f"only {here} of {nodes} hosts came to {hub.address} within {patience_s:.0f} s: {advice}")
 
 
 def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | None) -> CordeeError:

@@ -31,7 +31,7 @@ from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.recovering import Recovery
-from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, await_hosts, not_a_launcher
+from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, SAME_COMMAND, await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
 from cordee.runtime.spec import WorkerSpec
 from cordee.runtime.takeover import take_over
@@ -45,9 +45,14 @@ class Places(Protocol):
 
     patience_s: float
     """How long they may take to come, once they were started."""
+    advice: str
+    """What to do if they do not."""
 
     def all_came(self) -> None:
         """All hosts have come to the coordinator."""
+
+    def wait(self, seconds: float) -> bool:
+        """The run is about to end: wait at most so long until all hosts have ended; whether they have."""
 
     def begin(self, address: Address, notices: Notices) -> None:
         """Start a host in each place, which comes to this address; a start that continues the run gives other notices.
@@ -158,17 +163,13 @@ class _Coordination:
             hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
             ends.callback(hub.close)
             engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
+            if self.places is not None:
+                engine = HostsEngine(local, hub, kept.place, others=self.places.wait)
 
             def begin() -> list[Seat]:
                 counts = [launch.workers]
                 if nodes > 1:
-                    patience_s = PATIENCE_S if launch.continued is None else BACK_S
-                    if self.places is not None:
-                        self.places.begin(address, notices)
-                        patience_s = min(patience_s, self.places.patience_s)
-                    counts = await_hosts(hub, nodes, lambda said: recorder.event(WarningEvent(said)), patience_s)
-                    if self.places is not None:
-                        self.places.all_came()
+                    counts = self._gather(launch, hub, recorder)
                 servers = launch.servers(counts)
                 launch.plan.check(sum(counts))
                 kept.send_to(hub.hosts.keeper_after(0, kept.place))
@@ -182,6 +183,17 @@ class _Coordination:
 
             result = Controller(launch, hub, engine, recorder, self.recovery).watch(begin, self.signals)
             return result, self.recovery.next(launch, recorder.last_step)
+
+    def _gather(self, launch: Launch, hub: Coordinator, recorder: Recorder) -> list[int]:
+        """The number of workers of each host, once all have come."""
+        patience_s, advice = PATIENCE_S if launch.continued is None else BACK_S, SAME_COMMAND
+        if self.places is not None:
+            self.places.begin(hub.address, hub.notices)
+            patience_s, advice = min(patience_s, self.places.patience_s), self.places.advice
+        counts = await_hosts(hub, launch.nodes, lambda said: recorder.event(WarningEvent(said)), (patience_s, advice))
+        if self.places is not None:
+            self.places.all_came()
+        return counts
 
 
 def _follow(

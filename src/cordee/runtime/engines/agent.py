@@ -22,12 +22,13 @@ from pathlib import Path
 import msgspec
 
 from cordee.core import interrupts
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, UsageError
 from cordee.core.events import Event, WarningEvent
 from cordee.core.interpreter import python_module
 from cordee.core.plan import Plan
 from cordee.core.text import plain
 from cordee.runtime.engines.choice import Chosen
+from cordee.runtime.engines.results import brought
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.spec import Target
@@ -64,7 +65,9 @@ class Assignment(msgspec.Struct, frozen=True):
     out: str
     """The run's folder, as the first host names it."""
     seen: str
-    """The name of a file in that folder, by which a host can tell that it sees the same one; empty: it need not."""
+    """The name of a file in that folder, by which a host can tell that it sees the same one."""
+    results: str
+    """Where the first host takes what is written into it on a host that does not see it."""
     folder: str
     """The current folder of the first host."""
     resume: bool
@@ -73,6 +76,11 @@ class Assignment(msgspec.Struct, frozen=True):
     deadline_s: float
     versions: dict[str, str]
     """Of what has to be the same everywhere."""
+
+    @property
+    def sees_folder(self) -> bool:
+        """Whether this host sees the run's folder."""
+        return Path(self.out, self.seen).exists()
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -144,7 +152,7 @@ def hold_place(assignment: bytes) -> Outcome:
 
 
 def launch_of(given: Assignment, folder: Path) -> Launch:
-    """What to start in this place. `folder` is private, for a job's file that is not on this host."""
+    """What to start in this place. `folder` is private, for what this host does not see of the first one."""
     job = given.job
     if given.kind == "job" and not _is_same(Path(job), given.source):
         job = str(folder / Path(given.job).name)
@@ -153,7 +161,7 @@ def launch_of(given: Assignment, folder: Path) -> Launch:
         Target(given.kind, job, given.settings),
         given.workers,
         Plan.parse(given.plan),
-        Path(given.out),
+        Path(given.out) if given.sees_folder else folder / "run",
         given.resume,
         given.threads,
         deadline_s=given.deadline_s,
@@ -177,8 +185,8 @@ def _check(given: Assignment) -> None:
     host = socket.gethostname()
     if differs := mismatch(given.versions, versions(), host):
         raise CordeeError(differs)
-    if given.seen and not Path(given.out, given.seen).exists():
-        raise CordeeError(f"host {host} does not see the run's folder {given.out}: give an --out that all hosts share")
+    if given.resume and not given.sees_folder:
+        raise UsageError(f"host {host} does not see {given.out}: a run is resumed from a folder that all hosts see")
 
 
 def _end_with_the_place() -> None:
@@ -215,7 +223,9 @@ def main() -> int:
             _check(given)
             with contextlib.suppress(OSError):
                 os.chdir(given.folder)
-            attend(launch_of(given, Path(folder)), _say, given.sent)
+            launch = launch_of(given, Path(folder))
+            with contextlib.nullcontext() if given.sees_folder else brought(launch.out, given.results, given.token):
+                attend(launch, _say, given.sent)
             return 0
         except CordeeError as error:
             print(plain(f"cordee: {error}"), file=sys.stderr, flush=True)  # noqa: T201

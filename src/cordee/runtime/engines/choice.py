@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cordee.runtime.launch import Launch
     from cordee.train.job import Job
 
-ENGINES = {"ray": "cordee.runtime.engines.ray"}
+ENGINES = {one: f"cordee.runtime.engines.{one}" for one in ("ray", "spark")}
 """The name of each engine, and its module, which is a `ClusterEngine`."""
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 

@@ -6,19 +6,21 @@ import contextlib
 import os
 import queue
 import secrets
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from cordee.core.errors import CordeeError, UsageError, all_errors
+from cordee.core.errors import CordeeError, Evicted, UsageError, all_errors
 from cordee.core.events import Listener, WarningEvent
 from cordee.group.wire import Address
 from cordee.runtime.engines.agent import Assignment, Outcome, versions
+from cordee.runtime.engines.results import Results
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
 from cordee.runtime.rendezvous import Rendezvous
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 END_S = 10.0
 """How long hosts may take to end by themselves when the run has ended."""
+GRACE_S = 1.0
+"""A host may end a little before this one knows that the run does."""
 SOON_S = 30.0
 """A place that is lost within so long was lost soon."""
 MOST_SOON = 3
@@ -43,6 +47,10 @@ class Cluster(Protocol):
     name: str
     host: str
     """An address of this machine that the places reach."""
+    patience_s: float
+    """How long hosts may take to come from their places."""
+    advice: str
+    """What to do if some do not."""
 
     def call(self, place: int, assignment: bytes) -> Outcome:
         """Hold this place by `agent.hold_place(assignment)` in it, until that has ended; called by a thread per place.
@@ -75,6 +83,20 @@ class Asked:
         return [self.each] * full + [left] * bool(left)
 
 
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """Handlers that are installed within, by what is imported and connected there, do not stay: ours count signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def error_of(code: int | None) -> type[CordeeError]:
     """The error that ends a process with this exit code."""
     return next((one for one in all_errors() if one.code == code), CordeeError)
@@ -83,9 +105,10 @@ def error_of(code: int | None) -> type[CordeeError]:
 def what_follows(outcome: Outcome, *, begun: bool, soon: int) -> Follows:
     """What to do when the process in a place has ended while the run has not; `soon`: how often in a row at once.
 
-    Places are filled `again` when they were lost, or when a signal ended the process.
+    Places are filled `again` when they were lost, when a signal ended the process, or when the others continued
+    without it.
     """
-    if outcome.code is None or outcome.code < 0:
+    if outcome.code is None or outcome.code < 0 or outcome.code == Evicted.code:
         if soon <= MOST_SOON:
             return "again"
         return "warn" if begun else "fail"
@@ -97,44 +120,53 @@ def what_follows(outcome: Outcome, *, begun: bool, soon: int) -> Follows:
 class Places:
     """Keeps a host in each place of a cluster, as `start.Places` says: one thread per place."""
 
-    def __init__(
-        self, cluster: Cluster, counts: Sequence[int], patience_s: float, assign: Callable[[Address, int], Assignment]
-    ) -> None:
+    def __init__(self, cluster: Cluster, counts: Sequence[int], assign: Callable[[Address, int], Assignment]) -> None:
         """So many workers in each place. `assign` gives what a place is told, once the coordinator has an address."""
         self._cluster, self._counts, self._assign = cluster, counts, assign
-        self.patience_s = patience_s
+        self.patience_s, self.advice = cluster.patience_s, cluster.advice
         self._begun = False
         """Whether all places have come."""
+        self.results: Results | None = None
+        """Takes what is written in places that do not see the run's folder."""
         self._notices: Notices = queue.SimpleQueue()
         self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}
 
     def begin(self, address: Address, notices: Notices) -> None:
-        """Start a host in each place; in a start that continues the run they are there already."""
+        """Start a host in each place; in a start that continues the run those that are left are there already."""
         self._notices = notices
-        if self._threads:
-            return
+        self._over.clear()
         for place, workers in enumerate(self._counts):
+            if place in self._threads:
+                continue
             assignment = msgspec.json.encode(self._assign(address, workers))
             thread = threading.Thread(
                 target=self._keep, args=(place, assignment), name=f"cordee-place-{place}", daemon=True
             )
-            self._threads.append(thread)
+            self._threads[place] = thread
             thread.start()
 
     def all_came(self) -> None:
         """From now on what becomes of one place does not end the run."""
         self._begun = True
 
+    def wait(self, seconds: float) -> bool:
+        """The run is about to end: wait at most so long until all hosts have ended; whether they have."""
+        self._over.set()
+        deadline = time.monotonic() + seconds
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads.values())
+
     def close(self) -> None:
         """Let the hosts end, then give the places back."""
-        self._over.set()
-        deadline = time.monotonic() + END_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self.wait(END_S)
+        if self.results is not None:
+            self.results.settle()
         self._cluster.close()
-        for thread in self._threads:
-            thread.join(END_S)
+        if self.results is not None:
+            self.results.close()
+        self.wait(END_S)
 
     def _keep(self, place: int, assignment: bytes) -> None:
         """On a thread: fill this place as often as it is lost, until the run is over."""
@@ -142,7 +174,7 @@ class Places:
         while not self._over.is_set():
             began = time.monotonic()
             outcome = self._cluster.call(place, assignment)
-            if self._over.is_set():
+            if self._over.wait(GRACE_S):
                 return
             soon = soon + 1 if time.monotonic() - began < SOON_S else 0
             follows = what_follows(outcome, begun=self._begun, soon=soon)
@@ -173,17 +205,18 @@ def drive(
     assert launch.engine is not None
     launch.plan.check(launch.workers)
     counts = asked.counts(launch.workers)
-    seen = f".seen-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as ends:
         cluster = connect(counts)
 
         def assign(address: Address, workers: int) -> Assignment:
-            marker = launch.out / seen
-            marker.touch()
-            ends.callback(marker.unlink, missing_ok=True)
-            return assignment_of(launch, address, (len(counts) + 1, workers, seen), job)
+            if places.results is None:  # the folder is there now
+                marker.touch()
+                places.results = Results(launch.out, cluster.host, address.token)
+            return assignment_of(launch, address, (len(counts) + 1, workers), (marker.name, places.results.place), job)
 
-        places = Places(cluster, counts, asked.wait, assign)
+        marker = launch.out / f".seen-{secrets.token_hex(8)}"
+        ends.callback(marker.unlink, missing_ok=True)
+        places = Places(cluster, counts, assign)
         ends.callback(places.close)
         meeting = Rendezvous(
             cluster.host, 0, len(counts) + 1, trusted_network=launch.trusted_network, token=secrets.token_hex(32)
@@ -191,10 +224,15 @@ def drive(
         return run(replace(launch, workers=0, rendezvous=meeting), hear, job, places)
 
 
-def assignment_of(launch: Launch, address: Address, place: tuple[int, int, str], job: Job | None) -> Assignment:
-    """What one place is told; `place`: hosts in all, its workers, and a file of the run's folder to look for."""
+def assignment_of(
+    launch: Launch, address: Address, counts: tuple[int, int], folder: tuple[str, str], job: Job | None
+) -> Assignment:
+    """What one place is told.
+
+    `counts`: hosts in all, and its workers. `folder`: a file of the run's folder to look for, and where results go.
+    """
     assert launch.engine is not None
-    nodes, workers, seen = place
+    nodes, workers = counts
     target = launch.target
     return Assignment(
         launch.engine.name,
@@ -211,7 +249,7 @@ def assignment_of(launch: Launch, address: Address, place: tuple[int, int, str],
         {**launch.taken_over, **target.settings},
         str(launch.plan),
         str(launch.out.absolute()),
-        seen,
+        *folder,
         os.getcwd(),
         launch.resume,
         launch.threads,

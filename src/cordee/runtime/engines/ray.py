@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -18,15 +17,15 @@ from cordee.core.errors import RendezvousError, UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.words import plural
 from cordee.runtime.engines.agent import Outcome, hold_place
-from cordee.runtime.engines.places import Asked, drive
+from cordee.runtime.engines.places import Asked, drive, signals_kept
 from cordee.runtime.launch import Launch
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
 
 LOOK_S = 0.5
-LOST_S = 60.0
-"""How long Ray may take to give back what is given back."""
+COME_S = 180.0
+"""How long hosts may take to come from places that they have: they import torch first."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ class RayCluster:
     """A cluster of Ray in which this run has a placement group."""
 
     name = "ray"
+    patience_s = COME_S
+    advice = "look into the logs of Ray's workers, and whether nodes reach this machine"
 
     def __init__(self, settings: Settings, counts: Sequence[int], hear: Listener) -> None:
         """Connect, and wait until there is a bundle for each place."""
@@ -99,24 +100,19 @@ class RayCluster:
             raise
 
     def _connect(self) -> None:
-        """Ray never starts a cluster here, and its handlers of signals do not stay: ours count them."""
+        """Ray never starts a cluster here."""
         ray, where = self._ray, self._settings.address or "auto"
         if where == "local":
             raise UsageError("engine ray: setting address must name a cluster that runs; `ray start --head` starts one")
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {one: signal.getsignal(one) for one in numbers}
         try:
-            ray.init(address=where, logging_level=logging.ERROR, ignore_reinit_error=False, namespace="cordee")
+            with signals_kept():
+                ray.init(address=where, logging_level=logging.ERROR, namespace="cordee")
         except Exception as error:  # of many kinds: ConnectionError, ValueError, RuntimeError, TimeoutError of its own
             first = str(error).strip().partition("\n")[0]
             raise RendezvousError(
                 f"no Ray cluster was reached at {where}: {first}. Start one with `ray start --head`, or name it with "
                 "--engine-set address=HOST:6379"
             ) from error
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                for one, handler in before.items():
-                    signal.signal(one, handler)
 
     def _await_places(self, hear: Listener) -> None:
         ready, deadline, told = self._group.ready(), time.monotonic() + self._settings.wait, False

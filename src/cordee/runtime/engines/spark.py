@@ -1,0 +1,144 @@
+"""Spark: each place is the one task of a plain stage, in which the host of the run is a process.
+
+A plain stage, since Spark tries such a task again elsewhere when its executor is lost; a barrier stage ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cordee.core.errors import RendezvousError, UsageError
+from cordee.core.events import Listener
+from cordee.runtime.engines.agent import Outcome, hold_place
+from cordee.runtime.engines.places import Asked, drive, signals_kept
+from cordee.runtime.launch import Launch
+
+if TYPE_CHECKING:
+    from cordee.train.job import Job
+
+QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", "spark.speculation": "false"}
+"""What a session of ours has unless the user sets it: a second attempt beside one that runs is one too many."""
+
+
+@dataclass(frozen=True)
+class Settings(Asked):
+    """What is asked of Spark."""
+
+    conf: str = field(default="", metadata={"help": "configuration of Spark: name=value;name=value"})
+
+    def __post_init__(self) -> None:
+        """Refuse what is no configuration."""
+        super().__post_init__()
+        self.configuration()
+
+    def configuration(self) -> dict[str, str]:
+        """What is set for a session of ours."""
+        found = {}
+        for one in filter(None, (part.strip() for part in self.conf.split(";"))):
+            name, equals, value = one.partition("=")
+            if not equals:
+                raise UsageError(f"engine spark: setting conf was given {one!r}; expected name=value;name=value")
+            found[name.strip()] = value.strip()
+        return found
+
+
+def run(launch: Launch, settings: Settings, hear: Listener, job: Job | None) -> dict[str, Any]:
+    """As `ClusterEngine` says."""
+    return drive(launch, hear, job, lambda counts: SparkCluster(settings, counts, launch.out.name), settings)
+
+
+class SparkCluster:
+    """An application of Spark: the session that this process has already, or one that ends with the run."""
+
+    name = "spark"
+
+    def __init__(self, settings: Settings, counts: Sequence[int], run: str) -> None:
+        """Start the application; executors come as they can."""
+        try:
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise UsageError(
+                f'--engine spark needs PySpark, which cannot be imported here ({error}): pip install "cordee[spark]"'
+            ) from error
+        _find_java()
+        self._run, self._group = run, f"cordee-{secrets.token_hex(4)}"
+        self.patience_s = settings.wait
+        self.advice = f"Spark had no slot for the others. Take fewer workers than {len(counts)}, or add executors"
+        self._closed = threading.Event()
+        former = SparkSession.getActiveSession()
+        if former is None and not settings.address and "SPARK_ENV_LOADED" not in os.environ:
+            raise UsageError(
+                "--engine spark needs a cluster: --engine-set address=spark://HOST:7077 or local-cluster[2,1,1024], or "
+                "start the command by spark-submit"
+            )
+        # Workers find the interpreter of this process, if the nodes have it and nothing else is said.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName(f"cordee {run}")
+        for name, value in {**QUIET, **settings.configuration()}.items():
+            builder = builder.config(name, value)
+        if settings.address:
+            builder = builder.master(settings.address)
+        try:
+            with signals_kept():
+                self._spark = former or builder.getOrCreate()
+        except Exception as error:  # of Spark, py4j and Java, in many kinds
+            raise RendezvousError(
+                f"no Spark application could be started at {settings.address or 'its default master'}: {_last(error)}"
+            ) from error
+        self._own = former is None
+        self._context = self._spark.sparkContext
+        self.host = self._context.getConf().get("spark.driver.host", "")
+
+    def call(self, place: int, assignment: bytes) -> Outcome:
+        """As a job of its own, so that its end is heard at once; Spark tries it again if its executor is lost."""
+        if self._closed.is_set():
+            return Outcome(0)
+        try:
+            self._context.setJobGroup(self._group, f"cordee {self._run}: place {place}", interruptOnCancel=False)
+            (outcome,) = self._context.parallelize([assignment], 1).map(_hold).collect()
+            return msgspec.json.decode(outcome, type=Outcome)
+        except Exception as error:  # of Spark, py4j and Java, in many kinds
+            return Outcome(None, said=_last(error))
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the application if it is ours."""
+        self._closed.set()
+        with contextlib.suppress(Exception):
+            self._context.cancelJobGroup(self._group)
+        if self._own:
+            with contextlib.suppress(Exception):
+                self._spark.stop()
+
+
+def _hold(assignment: bytes) -> bytes:
+    """The task, on an executor."""
+    return msgspec.json.encode(hold_place(assignment))
+
+
+def _find_java() -> None:
+    """Refuse where there is no Java: Spark would say so in twenty lines."""
+    home = os.environ.get("JAVA_HOME")
+    if home and not Path(home, "bin", "java").exists():
+        raise UsageError(f"--engine spark needs Java, and JAVA_HOME={home} has none: set it to a Java 17, or unset it")
+    if not home and shutil.which("java") is None:
+        raise UsageError(
+            "--engine spark needs Java 17 or newer, and there is no java here: install it (openjdk-17-jre)"
+        )
+
+
+def _last(error: Exception) -> str:
+    """What is left of an error that came through Java and Python: the line that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("[")]
+    return (telling or lines or [type(error).__name__])[-1]

@@ -1,0 +1,124 @@
+"""Runs on a real cluster of Ray, whose nodes are hosts of a twin: never outside of its networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.clusters import Nodes, ray_cluster, skip_without
+from engines.gates import Gates
+from harness import DEADLINE_S, Run, assert_same, job_file, train, until
+
+FREE = """
+import json, ray
+ray.init(logging_level="ERROR")
+groups = [one["state"] for one in ray.util.placement_group_table().values()]
+print(json.dumps([ray.cluster_resources().get("CPU"), ray.available_resources().get("CPU"), groups]))
+"""
+AGENT = b"cordee.runtime.engines.agent"
+
+
+@pytest.fixture
+def one_node() -> Iterator[Nodes]:
+    """A cluster of one node with two cores."""
+    skip_without("ray")
+    with ray_cluster([2]) as nodes:
+        yield nodes
+
+
+def asked(job: str, workers: int, *more: str | Path) -> list[str | Path]:
+    return [
+        *("train", job_file(job), "--engine", "ray", "--workers", str(workers), "--threads", "1"),
+        *("--trusted-network", *more),
+    ]
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """What a command has said, once it has ended with this exit code."""
+    said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == code, said
+    return said
+
+
+def left(nodes: Nodes) -> list[object]:
+    """What is not free on the cluster, and which processes of ours are in its places."""
+    found = subprocess.run(
+        nodes.twin.command("a", [sys.executable, "-c", FREE]),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+        env={**os.environ, **nodes.environment},
+    )
+    there, free, groups = json.loads(found.stdout.splitlines()[-1])
+    ours = []
+    for name in nodes.twin.cluster.names:
+        for pid in nodes.twin.processes(name):
+            words = Path(f"/proc/{pid}/cmdline")
+            if words.exists() and (AGENT in words.read_bytes() or b"forkserver" in words.read_bytes()):
+                ours.append(pid)
+    return [*([there - free] if there != free else []), *(one for one in groups if one != "REMOVED"), *ours]
+
+
+def test_a_run_on_ray_is_the_same(one_node: Nodes, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said, _ = ended(one_node.cordee(*asked("changing", 2, "--out", out)))
+    assert f"run: {out}" in said
+    assert_same(Run(out), train("changing", tmp_path / "alone"))
+    assert [one["host"] for one in Run(out).of("worker")] == ["a", "a"]
+    until(lambda: left(one_node) == [])
+
+
+@pytest.mark.engines
+def test_a_worker_and_a_node_are_killed(tmp_path: Path) -> None:
+    """The others go on, the coordinator replaces the worker, and Ray gives another node for the lost one."""
+    skip_without("ray")
+    with ray_cluster([1, 1, 1, 1]) as nodes:
+        out = tmp_path / "run"
+
+        def kill_worker() -> str:
+            os.kill(gates.pid(1), signal.SIGKILL)
+            return "3"
+
+        def kill_node() -> str:
+            host = next(one["host"] for one in Run(out).of("worker") if one["worker"] == 2)
+            nodes.twin.end_processes(host)
+            return "3"
+
+        gates = Gates(tmp_path, at_6=kill_worker, at_20=kill_node)
+        run = nodes.cordee(*asked("changing", 3, "--out", out, "--replace", *gates.words))
+        ended(run)
+        gates.end()
+        found = Run(out)
+        assert_same(found, train("changing", tmp_path / "alone"))
+        assert [one["replaces"] for one in found.of("joined")] == [1, None]
+        assert [one["worker"] for one in found.of("failure")] == [1, 2]
+        until(lambda: left(nodes) == [])
+
+
+@pytest.mark.engines
+def test_ctrl_c_leaves_a_checkpoint_and_no_place(tmp_path: Path) -> None:
+    skip_without("ray")
+    with ray_cluster([1, 1]) as nodes:
+        out = tmp_path / "run"
+
+        def interrupt() -> str:
+            run.send_signal(signal.SIGINT)
+            until(lambda: any("stopping" in one["message"] for one in Run(out).of("warning")))
+            return "go"
+
+        gates = Gates(tmp_path, at_6=interrupt)
+        run = nodes.cordee(*asked("changing", 2, "--out", out, *gates.words))
+        _, said = ended(run, 130)
+        assert "to go on after step" in said and "--engine ray" in said
+        until(lambda: left(nodes) == [])
+        again = nodes.cordee(*asked("changing", 2, "--out", out, "--resume"))
+        ended(again)
+        assert_same(Run(out), train("changing", tmp_path / "alone"))
