@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,13 @@ BIN = Path(sys.executable).parent
 RAY_PORT, SPARK_PORT = 6379, 7077
 
 
-def skip_without(module: str) -> None:
-    """Skip where no cluster of this kind can be: the package, Java, hosts of a twin."""
+def skip_without(module: str, *, twin: bool = True) -> None:
+    """Skip where no cluster of this kind can be: it needs a package, Java for Spark, and the hosts of a `twin`."""
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: pip install cordee[{module.removeprefix('py')}]")
     if module == "pyspark" and shutil.which("java") is None:
         pytest.skip("there is no Java here")
-    if lacking := missing():
+    if lacking := missing() if twin else []:
         pytest.skip(f"no twin can be made here: {'; '.join(lacking)}")
 
 
@@ -46,9 +47,9 @@ class Nodes:
     environment: dict[str, str] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, host: str, *words: str | Path, log: str = "", **variables: str) -> subprocess.Popen[bytes]:
+    def start(self, host: str, *words: str | Path, **variables: str) -> subprocess.Popen[bytes]:
         """A command on a host, left running."""
-        with (self.folder / (log or f"{host}.log")).open("ab") as output:
+        with (self.folder / f"{host}.log").open("ab") as output:
             process = subprocess.Popen(
                 self.twin.command(host, [str(word) for word in words]),
                 stdin=subprocess.DEVNULL,
@@ -72,10 +73,11 @@ class Nodes:
             env={**os.environ, **self.environment, **variables},
         )
 
-    def said(self, name: str) -> str:
-        """What is in a log."""
-        path = self.folder / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+    def await_said(self, host: str, text: str) -> None:
+        """Wait until a process on a host has said so."""
+        log = self.folder / f"{host}.log"
+        until(lambda: text in log.read_text(errors="replace") or any(one.poll() is not None for one in self.started))
+        assert text in log.read_text(errors="replace"), log.read_text(errors="replace")
 
 
 @contextlib.contextmanager
@@ -95,31 +97,24 @@ def hosts(count: int, address: str) -> Iterator[Nodes]:
 
 
 @contextlib.contextmanager
-def ray_cluster(cpus: Sequence[int]) -> Iterator[Nodes]:
-    """A node on each host, with so many cores; the first one is the head."""
-    with hosts(len(cpus), f"{{}}:{RAY_PORT}") as nodes:
+def ray_cluster(cpus: Sequence[int], **more: Mapping[str, str]) -> Iterator[Nodes]:
+    """A node on each host, with so many cores; the first is the head. `more`: hosts of one core, with variables."""
+    with hosts(len(cpus) + len(more), f"{{}}:{RAY_PORT}") as nodes:
         nodes.environment["RAY_ADDRESS"] = nodes.address
         nodes.environment["RAY_TMPDIR"] = str(nodes.folder)
-        for name, count in zip(nodes.twin.cluster.names, cpus, strict=True):
-            add_ray_node(nodes, name, count)
+        for name, count in zip_longest(nodes.twin.cluster.names, cpus, fillvalue=1):
+            where = address_of(nodes.twin.cluster, str(name))
+            role = [f"--address={nodes.address}"]
             if name == "a":
-                until(lambda: "Ray runtime started" in nodes.said("a") or nodes.started[-1].poll() is not None)
-        until(lambda: all("Ray runtime started" in nodes.said(name) for name in nodes.twin.cluster.names))
+                role = [f"--port={RAY_PORT}", "--head", f"--temp-dir={nodes.folder}", "--include-dashboard=false"]
+            options = ["--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+            words = ["start", *role, f"--node-ip-address={where}", f"--num-cpus={count}", *options]
+            nodes.start(str(name), BIN / "ray", *words, **more.get(str(name), {}))
+            if name == "a":
+                nodes.await_said("a", "Ray runtime started")
+        for name in nodes.twin.cluster.names:
+            nodes.await_said(name, "Ray runtime started")
         yield nodes
-
-
-def add_ray_node(nodes: Nodes, host: str, cpus: int) -> None:
-    """Start one more node."""
-    where = address_of(nodes.twin.cluster, host)
-    role = (
-        [f"--port={RAY_PORT}", "--head", f"--temp-dir={nodes.folder}"]
-        if host == "a"
-        else [f"--address={nodes.address}"]
-    )
-    more = ["--object-store-memory=100000000", "--disable-usage-stats", "--include-dashboard=false", "--block"]
-    if host != "a":
-        more.remove("--include-dashboard=false")
-    nodes.start(host, BIN / "ray", "start", *role, f"--node-ip-address={where}", f"--num-cpus={cpus}", *more)
 
 
 @contextlib.contextmanager
@@ -131,20 +126,15 @@ def spark_cluster(cores: Sequence[int]) -> Iterator[Nodes]:
         nodes.environment["SPARK_LOCAL_IP"] = where
         master = ("org.apache.spark.deploy.master.Master", "--host", where, "--port", str(SPARK_PORT))
         nodes.start("a", BIN / "spark-class", *master, "--webui-port", "0")
-        until(lambda: "New state: ALIVE" in nodes.said("a") or nodes.started[-1].poll() is not None)
+        nodes.await_said("a", "New state: ALIVE")
         for name, count in zip(nodes.twin.cluster.names[1:], cores, strict=True):
-            add_spark_worker(nodes, name, count)
-        until(lambda: all("Successfully registered" in nodes.said(name) for name in nodes.twin.cluster.names[1:]))
+            own = address_of(nodes.twin.cluster, name)
+            words = ("--host", own, "--cores", str(count), "--memory", "1g", "--webui-port", "0", nodes.address)
+            nodes.start(
+                name,
+                *(BIN / "spark-class", "org.apache.spark.deploy.worker.Worker", *words),
+                SPARK_LOCAL_IP=own,
+            )
+        for name in nodes.twin.cluster.names[1:]:
+            nodes.await_said(name, "Successfully registered")
         yield nodes
-
-
-def add_spark_worker(nodes: Nodes, host: str, cores: int) -> None:
-    """Start one more worker of Spark, the process that starts executors."""
-    where = address_of(nodes.twin.cluster, host)
-    words = ("--host", where, "--cores", str(cores), "--memory", "1g", "--webui-port", "0")
-    nodes.start(
-        host,
-        BIN / "spark-class",
-        *("org.apache.spark.deploy.worker.Worker", *words, nodes.address),
-        SPARK_LOCAL_IP=where,
-    )

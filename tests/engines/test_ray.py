@@ -14,7 +14,7 @@ import pytest
 
 from engines.clusters import Nodes, ray_cluster, skip_without
 from engines.gates import Gates
-from harness import DEADLINE_S, Run, assert_same, job_file, train, until
+from harness import DEADLINE_S, Run, assert_same, command, job_file, train, until
 
 FREE = """
 import json, ray
@@ -122,3 +122,56 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_place(tmp_path: Path) -> None:
         again = nodes.cordee(*asked("changing", 2, "--out", out, "--resume"))
         ended(again)
         assert_same(Run(out), train("changing", tmp_path / "alone"))
+
+
+@pytest.mark.engines
+def test_mistakes_on_a_cluster(tmp_path: Path) -> None:
+    """Each gives one line, and leaves nothing behind."""
+    skip_without("ray")
+    with ray_cluster([1]) as nodes:
+
+        def refused(number: int, workers: int, *more: str) -> str:
+            out = tmp_path / f"run-{number}"
+            _, said = ended(nodes.cordee(*asked("changing", workers, "--out", out, *more)), number)
+            assert said.rstrip().splitlines()[-1].startswith("cordee: ")
+            assert not out.exists() or not list(out.iterdir()), list(out.iterdir())
+            until(lambda: left(nodes) == [])
+            return said
+
+        few = refused(30, 2, "--engine-set", "wait=5")
+        assert "Ray has no 2 places for this run within 5 s: CPU 2 asked, 1 free. Take fewer workers" in few
+        away = refused(30, 1, "--engine-set", "address=10.213.77.1:6380")
+        assert "no Ray cluster was reached at 10.213.77.1:6380" in away
+
+
+@pytest.mark.engines
+def test_another_torch_on_a_node(tmp_path: Path) -> None:
+    skip_without("ray")
+    other = tmp_path / "other" / "torch-1.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    with ray_cluster([1], b={"PYTHONPATH": str(other.parent)}) as nodes:
+        _, said = ended(nodes.cordee(*asked("changing", 2, "--out", tmp_path / "run")), 1)
+        assert "host b has torch 1.0 instead of" in said and "install the same versions on all hosts" in said
+        until(lambda: left(nodes) == [])
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "message"),
+    [
+        (
+            {"PYTHONPATH": "{}"},
+            (),
+            '--engine ray needs Ray, which cannot be imported here (no ray): pip install "cordee',
+        ),
+        ({}, ("--engine-set", "cpu=2"), "engine ray has no setting cpu. Did you mean cpus?"),
+    ],
+)
+def test_mistakes_before_a_cluster(
+    tmp_path: Path, variables: dict[str, str], words: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('no ray')\n")
+    environment = {**os.environ, **{name: value.format(tmp_path) for name, value in variables.items()}}
+    done = command(*asked("changing", 1, "--out", tmp_path / "run", *words), env=environment)
+    assert done.returncode == 2 and message in done.stderr and not (tmp_path / "run").exists()

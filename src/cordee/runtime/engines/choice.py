@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Chosen:
 
     def run(self, launch: Launch, hear: Listener, job: Job | None) -> dict[str, Any]:
         """Run it to its end, on this engine."""
-        engine: ClusterEngine = import_module(ENGINES[self.name])
+        engine = cast("ClusterEngine", import_module(ENGINES[self.name]))
         return engine.run(launch, self.settings, hear, job)
 
 
