@@ -71,7 +71,7 @@ def agents() -> list[int]:
 def test_places_train_the_same(alone: Run, tmp_path: Path, plan: str) -> None:
     found = run(tmp_path / "run", 3, each=2, plan=plan)
     assert_same(found, alone)
-    assert [one["node"] for one in found.of("worker")] == [1, 1, 2]
+    assert sorted(one["node"] for one in found.of("worker")) in ([1, 1, 2], [1, 2, 2])
     assert not list((tmp_path / "run").glob(".*"))
 
 
@@ -81,9 +81,9 @@ def test_a_place_that_is_lost_is_filled_again(alone: Run, tmp_path: Path, number
 
     def take_away() -> str:
         os.kill(agents()[0], number)
-        return "2"
+        return "" if number == signal.SIGKILL else "1"  # until another one has come, until this one has left
 
-    gates = Gates(tmp_path, at_6=take_away)
+    gates = Gates(tmp_path, at_6=take_away, at_12=lambda: "2")
     found = run(tmp_path / "run", 2, **gates.settings)
     gates.end()
     assert_same(found, alone)

@@ -173,7 +173,8 @@ class _Coordination:
                 servers = launch.servers(counts)
                 launch.plan.check(sum(counts))
                 kept.send_to(hub.hosts.keeper_after(0, kept.place))
-                recorder.begin(sum(counts), nodes, memory=kept.newest())
+                hosts = nodes if self.places is None else nodes - 1  # this one has no workers
+                recorder.begin(sum(counts), hosts, memory=kept.newest())
                 hub.expect(servers, persist=launch.plan.persist)
                 hub.let_in(late_host(launch, sum(counts)))
                 engine.start([seat for _, seat in servers.seats])

@@ -15,6 +15,7 @@ from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Commanded, Departed, Formed, HostCame, Leaves
 from cordee.runtime.recorder import Recorder
 
+PLACES = "the workers have places of {}. Stop the run (Ctrl-C), and resume it with another number of workers"
 TOOK_OVER = "this host coordinates in the place of another one, and does not know the places of the workers"
 
 
@@ -101,6 +102,8 @@ class Changes:
                 raise UsageError(f"{given}: {TOOK_OVER}. End the run, and resume it with another number of workers")
             more = command.what == "join" or command.workers > len(self.places.here)
             plan, kind, began = self._launch.plan, self._launch.target.kind, len(self.places.began)
+            if more and (engine := self._launch.engine) is not None:
+                raise UsageError(f"{given}: {PLACES.format(engine.name)}")
             if more and (refusal := refuses_newcomers(plan, kind, began)):
                 raise UsageError(f"{given}: no worker can come in to this run: {refusal}")
             if refusal := refuses_departures(plan, kind):  # those that come may have to leave again

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from cordee.core import interrupts
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import Event, WarningEvent
 from cordee.core.interpreter import python_module
 from cordee.core.plan import Plan
@@ -194,7 +194,7 @@ def _end_with_the_place() -> None:
     with contextlib.suppress(OSError, ValueError):
         while os.read(0, 4096):
             pass
-    os._exit(interrupts.Interrupted.code)  # the fork server sees that, and ends our workers
+    os._exit(Interrupted.code)  # the fork server sees that, and ends our workers
 
 
 def _say(event: Event) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,8 @@ class SparkCluster:
             return Outcome(0)
         try:
             self._context.setJobGroup(self._group, f"cordee {self._run}: place {place}", interruptOnCancel=False)
-            (outcome,) = self._context.parallelize([assignment], 1).map(_hold).collect()
+            # In the function, not among the data: those go through a file of the driver.
+            (outcome,) = self._context.parallelize([place], 1).map(partial(_hold, assignment)).collect()
             return msgspec.json.decode(outcome, type=Outcome)
         except Exception as error:  # of Spark, py4j and Java, in many kinds
             return Outcome(None, said=_last(error))
@@ -121,7 +123,7 @@ class SparkCluster:
                 self._spark.stop()
 
 
-def _hold(assignment: bytes) -> bytes:
+def _hold(assignment: bytes, place: int) -> bytes:
     """The task, on an executor."""
     return msgspec.json.encode(hold_place(assignment))
 
