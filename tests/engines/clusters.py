@@ -110,10 +110,7 @@ def ray_cluster(cpus: Sequence[int], **more: Mapping[str, str]) -> Iterator[Node
             options = ["--object-store-memory=100000000", "--disable-usage-stats", "--block"]
             words = ["start", *role, f"--node-ip-address={where}", f"--num-cpus={count}", *options]
             nodes.start(str(name), BIN / "ray", *words, **more.get(str(name), {}))
-            if name == "a":
-                nodes.await_said("a", "Ray runtime started")
-        for name in nodes.twin.cluster.names:
-            nodes.await_said(name, "Ray runtime started")
+            nodes.await_said(str(name), "Ray runtime started")  # one at a time: Ray gives each of them some seconds
         yield nodes
 
 

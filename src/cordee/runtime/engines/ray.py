@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from cordee.train.job import Job
 
 LOOK_S = 0.5
+REACH_S = 10.0
+"""How long the cluster's first node may take to accept a connection."""
 COME_S = 180.0
 """How long hosts may take to come from places that they have: they import torch first."""
 
@@ -67,6 +71,19 @@ def run(launch: Launch, settings: Settings, hear: Listener, job: Job | None) -> 
     return drive(launch, hear, job, lambda counts: RayCluster(settings, counts, hear), settings)
 
 
+def check_address(where: str) -> None:
+    """Refuse what is no address of a cluster; `OSError` if nothing listens there."""
+    if where == "auto":
+        return
+    host, _, port = where.rpartition(":")
+    if "//" in host or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"engine ray: the address {where} is none that can be used: expected HOST:PORT of a cluster, such as "
+            "10.0.0.1:6379. Give the command on a node of the cluster, or by `ray job submit`"
+        )
+    socket.create_connection((host, int(port)), REACH_S).close()
+
+
 class RayCluster:
     """A cluster of Ray in which this run has a placement group."""
 
@@ -101,12 +118,13 @@ class RayCluster:
 
     def _connect(self) -> None:
         """Ray never starts a cluster here."""
-        ray, where = self._ray, self._settings.address or "auto"
-        if where == "local":
-            raise UsageError("engine ray: setting address must name a cluster that runs; `ray start --head` starts one")
+        ray, where = self._ray, self._settings.address or os.environ.get("RAY_ADDRESS") or "auto"
         try:
+            check_address(where)  # Ray itself asks an address for minutes where nothing answers
             with signals_kept():
                 ray.init(address=where, logging_level=logging.ERROR, namespace="cordee")
+        except UsageError:
+            raise
         except Exception as error:  # of many kinds: ConnectionError, ValueError, RuntimeError, TimeoutError of its own
             first = str(error).strip().partition("\n")[0]
             raise RendezvousError(
