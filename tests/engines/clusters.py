@@ -121,6 +121,9 @@ def spark_cluster(cores: Sequence[int]) -> Iterator[Nodes]:
         where = address_of(nodes.twin.cluster, "a")
         nodes.environment["SPARK_LOCAL_DIRS"] = nodes.environment["SPARK_WORKER_DIR"] = str(nodes.folder)
         nodes.environment["SPARK_LOCAL_IP"] = where
+        found = importlib.util.find_spec("pyspark")
+        assert found is not None and found.origin is not None
+        nodes.environment["SPARK_HOME"] = str(Path(found.origin).parent)
         master = ("org.apache.spark.deploy.master.Master", "--host", where, "--port", str(SPARK_PORT))
         nodes.start("a", BIN / "spark-class", *master, "--webui-port", "0")
         nodes.await_said("a", "New state: ALIVE")
