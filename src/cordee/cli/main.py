@@ -58,6 +58,7 @@ def train(
     trusted_network: options.Trusted = False,
     engine: options.Engine = None,
     engine_set: options.EngineSettings = None,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Train the job of a Python file."""
     from cordee.cli.start import start
@@ -66,7 +67,10 @@ def train(
 
     target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    beyond = (engine, options.parse_settings(engine_set, "--engine-set") or None)
+    if dry_run and engine is None:
+        raise UsageError("--dry-run prints the batch script of --engine slurm: give that too")
+    asked = options.parse_settings(engine_set, "--engine-set") | ({"dry_run": "true"} if dry_run else {})
+    beyond = (engine, asked or None)
     start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace, *beyond))
 
 

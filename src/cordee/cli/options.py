@@ -51,6 +51,7 @@ EngineSettings = Annotated[
     list[str] | None,
     typer.Option("--engine-set", metavar="<name=value>", help="For the engine: one of its settings."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Of --engine slurm: print the batch script, submit nothing.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 

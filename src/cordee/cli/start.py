@@ -47,6 +47,13 @@ def _hint(workers: int) -> None:
 
 
 def _show(result: Mapping[str, object], folder: Path, report: Path | None) -> None:
+    if "script" in result:
+        print(result["script"], end="")
+        return
+    if "submitted" in result:
+        job = result["submitted"]
+        print(plain(f"job {job} is submitted; scancel {job} ends it, with a checkpoint"))
+        print(plain(f"output: {result['output']}"))
     for part in ("validation", "test"):
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:

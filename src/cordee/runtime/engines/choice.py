@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from cordee.runtime.launch import Launch
     from cordee.train.job import Job
 
-ENGINES = {one: f"cordee.runtime.engines.{one}" for one in ("ray", "spark")}
+ENGINES = {one: f"cordee.runtime.engines.{one}" for one in ("ray", "spark", "slurm")}
 """The name of each engine, and its module, which is a `ClusterEngine`."""
+TAKE_ALL = ("slurm",)
+"""Engines that ask all places of a run to end, never one of them."""
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -40,6 +42,11 @@ class Chosen:
     name: str
     settings: Any
     """Of the type that the engine's module calls `Settings`."""
+
+    @property
+    def takes_one(self) -> bool:
+        """Whether a signal to a place is for that one alone."""
+        return self.name not in TAKE_ALL
 
     @classmethod
     def parse(cls, name: str | None, given: Mapping[str, object] | None, wording: Wording = COMMAND) -> Chosen | None:

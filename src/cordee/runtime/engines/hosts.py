@@ -234,7 +234,9 @@ class Follower:
     @property
     def _leaves(self) -> bool:
         """Whether a signal is for this host alone: its place is about to be taken away, and the run goes on."""
-        return self.launch.engine is not None and not refuses_departures(self.launch.plan, self.launch.target.kind)
+        engine = self.launch.engine
+        whole = engine is None or not engine.takes_one
+        return not (whole or refuses_departures(self.launch.plan, self.launch.target.kind))
 
     def _ask(self) -> None:
         """A signal came to this host."""
