@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli import audit, bench, data, doctor, members, options, plan, report, twin
+from cordee.cli import audit, bench, data, deploy, doctor, members, options, plan, report, twin
 from cordee.cli.usage import explain, find_misspelt, polish_help
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
@@ -150,6 +150,7 @@ app.command()(audit.audit)
 app.command()(doctor.doctor)
 app.add_typer(bench.app)
 app.add_typer(data.app)
+app.add_typer(deploy.app)
 app.add_typer(twin.app)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cordee.runtime.launch import Launch
     from cordee.train.job import Job
 
-ENGINES = {one: f"cordee.runtime.engines.{one}" for one in ("ray", "spark", "slurm")}
+ENGINES = {one: f"cordee.runtime.engines.{one}" for one in ("ray", "spark", "slurm", "kubernetes")}
 """The name of each engine, and its module, which is a `ClusterEngine`."""
 TAKE_ALL = ("slurm",)
 """Engines that ask all places of a run to end, never one of them."""
