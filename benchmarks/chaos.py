@@ -2,8 +2,9 @@
 
 In each run some processes are killed (SIGKILL), paused (SIGSTOP) until the others have gone on or not, and woken up
 again; several at once; while others regroup or come in. It hits workers, newcomers, parameter servers, launchers of
-hosts that follow, whole hosts, the coordinator, and in a twin the links of hosts. In some runs the last fault leaves no
-worker, or no coordinator: such a run is resumed.
+hosts, whole hosts, the coordinator, and in a twin the links of hosts. Some runs are given other numbers of workers in
+between (`cordee scale`), which is no fault. In some the last fault leaves no worker, or kills the launcher
+of the first host: such a run is resumed.
 
 Every run is then audited, and compared with an undisturbed one of one process: samples of every step, losses and
 parameters in fp64 to 1e-9, with `exact=true` bit by bit; under `sync=local` and `mode=stale`, which are not the
@@ -30,7 +31,7 @@ from peers.machine import described
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from cordee.twin.twin import missing
-from trials.drawn import CASES, draw
+from trials.drawn import CASES, SCALE, draw
 from trials.judged import Outcome, Trials
 from warmer import serving
 
@@ -53,7 +54,7 @@ def fresh(seed: int) -> dict[str, Any]:
 
 def entered(record: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     """The record with one run more."""
-    case, count = outcome.trial.case, sum(outcome.kinds.values())
+    case, count = outcome.trial.case, sum(number for kind, number in outcome.kinds.items() if kind != SCALE)
     kinds = Counter(record["kinds"]) + outcome.kinds
     plans = {name: Counter(counts) for name, counts in record["plans"].items()}
     plans[f"{case.name}: {case.plan}"] = plans.get(f"{case.name}: {case.plan}", Counter()) + Counter(

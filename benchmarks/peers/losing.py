@@ -15,6 +15,9 @@ from pathlib import Path
 
 from peers.losing_figures import Worker, read
 
+from cordee.core.eventlog import read_events
+from cordee.core.events import CoordinatorEvent
+
 HERE = Path(__file__).parent
 SIZE = 3
 STARTING_S, ENDING_S = 120.0, 30.0
@@ -128,6 +131,12 @@ class Cordee(System):
         words = ["--workers", str(SIZE), "--threads", "1", "--out", self.folder / "run", "--plan", "replace=true"]
         words += ["--set", f"folder={self.folder}", HERE / "losing_job.py"]
         self._launch("-m", "cordee", "train", *words)
+
+    @property
+    def coordinator(self) -> int:
+        """A process of its own, which the launcher starts again."""
+        record = read_events(self.folder / "run" / "events.jsonl")
+        return [one.pid for one in record if isinstance(one, CoordinatorEvent)][-1]
 
     def finish(self) -> None:
         """Let it come to its end."""

@@ -63,8 +63,12 @@ class Nodes:
 
     def cordee(self, *words: str | Path, host: str = "a", **variables: str) -> subprocess.Popen[str]:
         """The `cordee` command on a host."""
+        return self.start_within(host, sys.executable, "-m", "cordee", *map(str, words), **variables)
+
+    def start_within(self, host: str, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """A command on a host whose words are of interest."""
         return subprocess.Popen(
-            self.twin.command(host, [sys.executable, "-m", "cordee", *map(str, words)]),
+            self.twin.command(host, words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ ray.init(logging_level="ERROR")
 groups = [one["state"] for one in ray.util.placement_group_table().values()]
 print(json.dumps([ray.cluster_resources().get("CPU"), ray.available_resources().get("CPU"), groups]))
 """
-AGENT = b"cordee.runtime.engines.agent"
+OURS = (b"cordee.runtime.engines.agent", b"cordee.runtime.engines.forkserver")
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def one_node() -> Iterator[Nodes]:
         yield nodes
 
 
-def asked(job: str, workers: int, *more: str | Path) -> list[str | Path]:
+def asked(job: str | Path, workers: int, *more: str | Path) -> list[str | Path]:
     return [
         *("train", job_file(job), "--engine", "ray", "--workers", str(workers), "--threads", "1"),
         *("--trusted-network", *more),
@@ -62,7 +63,7 @@ def left(nodes: Nodes) -> list[object]:
     for name in nodes.twin.cluster.names:
         for pid in nodes.twin.processes(name):
             words = Path(f"/proc/{pid}/cmdline")
-            if words.exists() and (AGENT in words.read_bytes() or b"forkserver" in words.read_bytes()):
+            if words.exists() and any(one in words.read_bytes() for one in OURS):
                 ours.append(pid)
     return [*([there - free] if there != free else []), *(one for one in groups if one != "REMOVED"), *ours]
 
@@ -142,6 +143,41 @@ def test_mistakes_on_a_cluster(tmp_path: Path) -> None:
         assert "Ray has no 2 places for this run within 5 s: CPU 2 asked, 1 free. Take fewer workers" in few
         away = refused(30, 1, "--engine-set", "address=10.213.77.1:6380")
         assert "no Ray cluster was reached at 10.213.77.1:6380" in away
+
+
+@pytest.mark.engines
+def test_nodes_see_neither_the_folder_nor_the_job_file(tmp_path: Path) -> None:
+    """Both are on a disk that only the command has; the job's file is sent, checkpoints and the model come back."""
+    skip_without("ray")
+    with ray_cluster([1, 1]) as nodes:
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        steps = [
+            f"mount -t tmpfs none {disk}",
+            f"cp {job_file('changing')} {disk}/job.py",
+            f"cd {disk}",
+            shlex.join([sys.executable, "-m", "cordee", *map(str, asked(disk / "job.py", 2, "--out", disk / "run"))]),
+            f"cp -r {disk}/run {tmp_path}/run",
+        ]
+        ended(nodes.start_within("a", "unshare", "--mount", "sh", "-c", " && ".join(steps)))
+        assert_same(Run(tmp_path / "run"), train("changing", tmp_path / "alone"))
+        assert list((tmp_path / "run" / "checkpoints").iterdir()) and not list((tmp_path / "run").glob(".*"))
+        until(lambda: left(nodes) == [])
+
+
+@pytest.mark.engines
+def test_a_command_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    skip_without("ray")
+    with ray_cluster([1, 1]) as nodes:
+
+        def kill() -> str:
+            run.kill()
+            return "go"
+
+        gates = Gates(tmp_path, at_6=kill)
+        run = nodes.cordee(*asked("changing", 2, "--out", tmp_path / "run", *gates.words))
+        run.communicate(timeout=DEADLINE_S)
+        until(lambda: left(nodes) == [])
 
 
 @pytest.mark.engines

@@ -24,9 +24,9 @@ def test_a_seed_draws_the_same_run_and_faults() -> None:
     assert all(len(fault.roles) == len(fault.picks) for fault in faults)
     early, late = ([fault for fault in faults if fault.step in steps] for steps in ([0], range(*LATE)))
     assert early and late and all(FIRST <= fault.step < LAST for fault in faults if fault not in early + late)
-    assert {fault.deed for fault in faults} == {"kill", "pause", "cut"}
+    assert {fault.deed for fault in faults} == {"kill", "pause", "cut", "scale"}
     roles = {role for fault in faults for role in fault.roles}
-    assert roles >= {role for case in CASES for role in case.roles} | {"all workers", "coordinator"}
+    assert roles >= {role for case in CASES for role in case.roles} | {"all workers", "first launcher"}
     assert max(len(fault.roles) for fault in faults) == 3
 
 

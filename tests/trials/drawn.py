@@ -24,6 +24,7 @@ SHORT_S = {
     "server": (0.01, 0.06),
     "launcher": (0.1, 2.0),
     "host": (0.1, 2.0),
+    "first launcher": (0.01, 2.5),
     "coordinator": (0.01, 2.5),
 }
 """Pauses after which a process goes on as if nothing had been; on a busy machine workers and servers may be evicted."""
@@ -32,8 +33,11 @@ CUT_S = ((0.2, 0.8), (4.0, 5.0))
 
 EVENTS = ("failure", "failure", "regroup", "regroup", "checkpoint", "epoch", "joined", "worker")
 """What a kill may wait for: that others regroup, save, evaluate, let others in, or start."""
-ENDS = ("coordinator", "first starter", "all workers")
+ENDS = ("first launcher", "first starter", "all workers")
 """Roles without which a run cannot go on, if they are killed."""
+
+SCALE = "scale"
+"""Not a fault: what may come between them, as may whatever befalls workers that come in or leave."""
 
 Same = Literal["same", "bits", "samples"]
 
@@ -59,6 +63,8 @@ class Case:
     """Whether it can only be resumed on as many workers."""
     recovers: bool = False
     """Whether it continues by itself if no whole replica is left."""
+    scales: bool = False
+    """Whether it is given other numbers of workers in between."""
 
     @property
     def workers(self) -> int:
@@ -75,21 +81,22 @@ PLAIN = (("batchnorm", "False"),)
 SERVED = ("worker", "server", "server")
 REPLACED = ("worker", "newcomer", "all workers")
 FAR = ("worker", "worker", "launcher", "starter", "host")
+HERE = ("worker", "worker", "newcomer", "coordinator")
 CASES = (
-    Case("allreduce", "auto", (5,)),
-    Case("allreduce, replaced", "replace=true", (3,), roles=("worker", "newcomer", "coordinator")),
+    Case("allreduce", "auto", (5,), roles=("worker", "worker", "coordinator"), scales=True),
+    Case("allreduce, replaced", "replace=true", (3,), roles=(*HERE, "first launcher"), scales=True),
     Case("gloo, unequal shares", "backend=gloo,replace=true,proportions=3:2:1", (3,), fixed=True),
-    Case("two hosts", "replace=true", (2, 2), roles=(*FAR, "coordinator")),
-    Case("three hosts", "auto", (2, 1, 1), roles=FAR),
-    Case("server", "sync=server,servers=2", (3,), roles=SERVED),
-    Case("server, replaced", "sync=server,servers=2,replace=true", (3,), roles=(*SERVED, "newcomer")),
+    Case("two hosts", "replace=true", (2, 2), roles=(*FAR, "coordinator", "first launcher"), scales=True),
+    Case("three hosts", "auto", (2, 1, 1), roles=(*FAR, "coordinator")),
+    Case("server", "sync=server,servers=2", (3,), roles=(*SERVED, "coordinator"), scales=True),
+    Case("server, replaced", "sync=server,servers=2,replace=true", (3,), roles=(*SERVED, "newcomer"), scales=True),
     Case("server on two hosts", "sync=server,servers=2", (2, 2), roles=(*SERVED, "launcher", "host")),
     Case("stale", "sync=server,mode=stale,staleness=2,replace=true", (3,), "samples", roles=SERVED),
-    Case("local", "sync=local,local_steps=4,replace=true", (3,), "samples", roles=("worker", "newcomer")),
+    Case("local", "sync=local,local_steps=4,replace=true", (3,), "samples", roles=HERE, scales=True),
     Case("local, behind", "sync=local,local_steps=4,merge=behind,replace=true", (3,), "samples"),
-    Case("exact", "exact=true,replace=true", (3,), "bits", (*PLAIN, ("drop", "0.2")), ("worker", "newcomer")),
+    Case("exact", "exact=true,replace=true", (3,), "bits", (*PLAIN, ("drop", "0.2")), HERE, scales=True),
     Case("exact, two hosts", "exact=true,replace=true", (2, 1), "bits", (*PLAIN, ("drop", "0.2")), FAR),
-    Case("tensor x data", "tensor=2", (6,), job=PLAIN, replica=2),
+    Case("tensor x data", "tensor=2", (6,), job=PLAIN, roles=("worker", "worker", "coordinator"), replica=2),
     Case("shard x data", "shard=params,shards=2", (6,), job=PLAIN, replica=2),
     Case("tensor, recovered", "tensor=2,recover=full,copy_every=4", (4,), job=PLAIN, replica=2, recovers=True),
     Case("shard, recovered", "shard=params,recover=fewer", (3,), job=PLAIN, replica=3, recovers=True),
@@ -105,7 +112,7 @@ class Fault:
 
     step: int
     delay_s: float
-    deed: Literal["kill", "pause", "cut"]
+    deed: Literal["kill", "pause", "cut", "scale"]
     roles: tuple[str, ...]
     picks: tuple[float, ...]
     """Which of the processes of each role, as a part of them."""
@@ -117,6 +124,8 @@ class Fault:
     @property
     def kind(self) -> str:
         """What faults are counted by."""
+        if self.deed == SCALE:
+            return SCALE
         at_once = f"{len(self.roles)} at once: " if len(self.roles) > 1 else ""
         return f"{self.deed} {at_once}{' and '.join(sorted(self.roles))}"
 
@@ -155,7 +164,11 @@ def draw(seed: int, cases: tuple[Case, ...] = CASES) -> Trial:
 def _sequence(lot: random.Random, case: Case, first: int, count: int) -> list[Fault]:
     """Faults from a step on, in their order: some when workers start, some at the end of the run."""
     steps = sorted(lot.sample(range(first, max(LAST, first + 8)), count))
-    faults = [_drawn(lot, case, step, first=number == 0) for number, step in enumerate(steps)]
+    faults = []
+    for number, step in enumerate(steps):
+        if case.scales and lot.random() < 0.4:
+            faults.append(Fault(step - 1, lot.uniform(0.0, 0.04), SCALE, ("run",), (lot.random(),)))
+        faults.append(_drawn(lot, case, step, first=number == 0))
     if lot.random() < 0.15:
         faults.insert(0, Fault(0, lot.uniform(0.0, 0.4), "kill", ("worker",), (lot.random(),), event="worker"))
     if lot.random() < 0.3:
@@ -177,8 +190,10 @@ def _drawn(lot: random.Random, case: Case, step: int, *, first: bool) -> Fault:
         return Fault(step, delay_s, "kill", (role,), (lot.random(),))
     if role == "link":
         return Fault(step, delay_s, "cut", (role,), (lot.random(),), lot.uniform(*lot.choice(CUT_S)))
-    if role == "coordinator" or (role != "starter" and lot.random() < 0.35):
-        short = role == "coordinator" or lot.random() < 0.3
+    if role == "coordinator" and lot.random() < 0.6:
+        return Fault(step, delay_s, "kill", (role,), (lot.random(),))
+    if role in ("coordinator", "first launcher") or (role != "starter" and lot.random() < 0.35):
+        short = role in ("coordinator", "first launcher") or lot.random() < 0.3
         lasts_s = lot.uniform(*(SHORT_S if short else LONG_S)[role])
         return Fault(step, delay_s, "pause", (role,), (lot.random(),), lasts_s)
     roles = [role]

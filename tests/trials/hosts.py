@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from cordee.core.errors import CordeeError
 from cordee.core.interpreter import python_module
 from cordee.core.machine import listeners
+from cordee.group.messages import Command
+from cordee.runtime.commands import ask
 from cordee.twin.cluster import Cluster
 from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin
@@ -22,7 +25,7 @@ PORT = 29400
 
 
 class Hosts:
-    """The launchers of a run; the first coordinates."""
+    """The launchers of a run; that of the first host starts the coordinator."""
 
     def __init__(self, case: Case, out: Path, settings: dict[str, str]) -> None:
         """Nothing is started."""
@@ -83,8 +86,15 @@ class Hosts:
         assert self._twin is not None
         self._twin.plug(host, state)
 
+    def scale(self, workers: int) -> str:
+        """Ask the run for so many workers; what it says."""
+        try:
+            return ask(self._out, Command("scale", workers))
+        except CordeeError as error:  # it ends, or its coordinator has just been killed
+            return f"refused: {error}"
+
     @property
-    def coordinator(self) -> Process:
+    def first(self) -> Process:
         """The launcher of the first host."""
         return self._processes[0]
 
@@ -93,7 +103,7 @@ class Hosts:
         return [(number, one) for number, one in enumerate(self._processes) if number and one.alive]
 
     def code(self) -> int | None:
-        """How the coordinator's launcher has ended; None as long as it has not."""
+        """How the launcher of the first host has ended; None as long as it has not."""
         return self._started[0].poll()
 
     def lingering(self, seconds: float) -> list[str]:

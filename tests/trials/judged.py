@@ -107,6 +107,7 @@ def follow(hosts: Hosts, run: Watched, striker: Striker, gate: Path) -> list[str
             time.sleep(CLOSE_S)
     finally:
         striker.relent()
+        gate.touch()  # other hosts may go on without the first one
     run.look()
     return []
 

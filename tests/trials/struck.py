@@ -53,6 +53,8 @@ class Watched(RunFollower):
     """Of workers."""
     servers: dict[int, tuple[str, Process]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    coordinators: list[Process] = field(default_factory=list)
+    """The last one coordinates."""
     seen: set[Process] = field(default_factory=set)
     """All processes that were ever on record."""
     _formed: float = 0.0
@@ -74,6 +76,8 @@ class Watched(RunFollower):
                 self.servers.pop(event.server, None)
             case events.ServerEvent():
                 self.servers[event.server] = (event.what, self._process(event.pid))
+            case events.CoordinatorEvent():
+                self.coordinators.append(self._process(event.pid))
             case events.FailureEvent():
                 self.members -= {event.worker}
                 self.settled -= {event.worker}
@@ -135,7 +139,16 @@ def _starters(run: Watched, hosts: Hosts, first: bool = False) -> Iterator[Victi
 
 
 def _coordinator(run: Watched, hosts: Hosts) -> Iterator[Victim]:
-    yield Victim("coordinator", frozenset({hosts.coordinator}))
+    for one in run.coordinators[-1:]:
+        yield Victim("coordinator", frozenset({one}))
+
+
+def _first_launcher(run: Watched, hosts: Hosts) -> Iterator[Victim]:
+    yield Victim("first launcher", frozenset({hosts.first}))
+
+
+def _whole(run: Watched, hosts: Hosts) -> Iterator[Victim]:
+    yield Victim("run")
 
 
 def _all(run: Watched, hosts: Hosts) -> Iterator[Victim]:
@@ -152,6 +165,8 @@ ROLES: Mapping[str, Callable[[Watched, Hosts], Iterable[Victim]]] = {
     "starter": _starters,
     "first starter": lambda run, hosts: _starters(run, hosts, first=True),
     "coordinator": _coordinator,
+    "first launcher": _first_launcher,
+    "run": _whole,
     "all workers": _all,
 }
 
@@ -213,12 +228,13 @@ class Striker:
             return
         self._before = self._run.counts.copy()
         self.ended = self.ended or self._ends(fault)
+        words = []
         for victim in victims:
             until = time.monotonic() + max(fault.lasts_s + SETTLE_S, LOST_S)
             self._doomed |= dict.fromkeys(victim.takes, until)
-            self._do(fault, victim)
+            words.append(self._do(fault, victim))
             time.sleep(SPREAD_S if len(victims) > 1 else 0.0)
-        self.done.append((fault, ", ".join(victim.name for victim in victims)))
+        self.done.append((fault, ", ".join(words)))
 
     def _victims(self, fault: Fault) -> list[Victim] | None:
         """Different ones; None if there are too few, or if the run could not go on without them and should."""
@@ -259,7 +275,8 @@ class Striker:
         size = self._hosts.case.replica
         return any(left.issuperset(range(first, first + size)) for first in range(0, max(left, default=0) + 1, size))
 
-    def _do(self, fault: Fault, victim: Victim) -> None:
+    def _do(self, fault: Fault, victim: Victim) -> str:
+        """In words."""
         until = time.monotonic() + fault.lasts_s
         match fault.deed:
             case "cut":
@@ -271,6 +288,12 @@ class Striker:
             case "kill":
                 send(victim.processes, signal.SIGKILL)
                 self._killed |= victim.processes
+            case "scale":
+                members = sorted(self._run.members)
+                count = 1 + int(fault.picks[0] * (self._hosts.case.workers + 2))
+                self._doomed |= dict.fromkeys(members[count:], time.monotonic() + LOST_S)
+                return f"{len(members)} to {count} workers: {self._hosts.scale(count)}"
+        return victim.name
 
 
 def send(processes: Iterable[Process], number: signal.Signals) -> None:

@@ -208,6 +208,10 @@ def test_a_launcher_that_was_killed_at_the_very_end_is_no_finding() -> None:
     found = audited([*first, *second])
     assert (found.findings, found.missing) == ((), ()) and found.proven
     assert audited([*first, end(29), *second]).findings
+    # Those workers that were left may be killed then too.
+    found = audited([*first, end(29, code=21), *second])
+    assert (found.findings, found.missing) == ((), ()) and found.proven
+    assert audited([*first, end(29, code=21)]).missing
 
 
 def window(items: list[tuple[int, int, int]], first: int = 1) -> Event:

@@ -118,6 +118,7 @@ class Hub:
 
     def close(self) -> None:
         """Close every connection and end the thread."""
+        self._ending = True
         self._server.close()
 
     # ------------------------------------------------------------- peers; see `Host`

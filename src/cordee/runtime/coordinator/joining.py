@@ -79,7 +79,8 @@ def decide(command: Command, places: Places, check: Callable[[int], None]) -> tu
         names = ", ".join(map(str, leaves))
         word = f"{plural(here, 'worker')}, as before"
         if leaves:
-            word = f"{here} → {plural(wanted, 'worker')}: {_numbered(leaves)} {names} leave after the next step"
+            verb = "leaves" if len(leaves) == 1 else "leave"
+            word = f"{here} → {plural(wanted, 'worker')}: {_numbered(leaves)} {names} {verb} after the next step"
         return replace(places, here=places.here - set(leaves)), Change(command.what, word, leaves=leaves)
     node = 0 if command.what == "join" else None
     starts = list[Seat]()

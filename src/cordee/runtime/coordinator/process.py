@@ -47,17 +47,18 @@ def _serve(launcher: Line, listener: socket.socket) -> None:
         return
     successor = Successor(begin.known, listener, Queue(launcher), begin.folder, begin.standing, begin.tickets)
     hub = Hub(begin.address, expected=0, successor=successor)
-    launcher.send(Frame(known=hub.known(), pid=os.getpid()))
-    while True:
-        readable, _, _ = select.select([launcher.sock], [], [], PULSE_S)
-        if not readable:
-            launcher.send(Frame())
-            continue
-        call = launcher.receive(link.decode_call)
-        if call is None:
-            hub.close()  # by hanging up in good order: a process that just ends may take back its last words
-            return
-        _act(hub, call, launcher)
+    try:
+        launcher.send(Frame(known=hub.known(), pid=os.getpid()))
+        while True:
+            readable, _, _ = select.select([launcher.sock], [], [], PULSE_S)
+            if not readable:
+                launcher.send(Frame())
+            elif (call := launcher.receive(link.decode_call)) is None:
+                return
+            else:
+                _act(hub, call, launcher)
+    finally:  # a launcher that ends may hang up on what it has not read, which is an error here
+        hub.close()
 
 
 def _act(hub: Hub, call: link.Call, launcher: Line) -> None:

@@ -32,6 +32,8 @@ GREETING = 4096
 """Bytes that a client may send before it has shown the token."""
 MOST_STRANGERS = 512
 """Connections at a time that have not shown the token yet."""
+PART_S = 0.5
+"""How long peers may take to hang up after us."""
 PAUSE_S = 0.5
 """Until connections are accepted again, when this process may not open another one."""
 
@@ -178,6 +180,12 @@ class Server:
         await self._closing.wait()
         accepting.cancel()
         listener.close()
+        for peer in list(self.peers.values()):  # in good order, or the system may take back our last words to it
+            with contextlib.suppress(OSError):  # it is gone at this moment
+                peer.writer.write_eof() if peer.writer.can_write_eof() else peer.writer.close()
+        until = self._loop.time() + PART_S
+        while self.peers and self._loop.time() < until:
+            await asyncio.sleep(0.002)
         for peer in self.peers.values():
             peer.writer.close()
 

@@ -23,7 +23,6 @@ import msgspec
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError
-from cordee.core.events import Event, WarningEvent
 from cordee.core.interpreter import python_module
 from cordee.core.plan import Plan
 from cordee.core.text import plain
@@ -37,6 +36,8 @@ LAST_LINES = 20
 """So many lines of what a process said last are kept for an error's message."""
 END_S = 10.0
 """How long a process that was asked to end may take."""
+OURS = "cordee: "
+"""How a line begins that says how the process has ended; the first host hears of it."""
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "CORDEE_")
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
 """Variables by which a process takes itself for a worker of another launcher."""
@@ -46,13 +47,7 @@ class Assignment(msgspec.Struct, frozen=True):
     """What the process in a place is told; it travels on the engine's own channel, and holds the run's token."""
 
     engine: str
-    host: str
-    port: int
-    token: str
     trusted_network: bool
-    nodes: int
-    workers: int
-    """In this place."""
     kind: str
     job: str
     """The path of the job's file on the first host."""
@@ -66,8 +61,6 @@ class Assignment(msgspec.Struct, frozen=True):
     """The run's folder, as the first host names it."""
     seen: str
     """The name of a file in that folder, by which a host can tell that it sees the same one."""
-    results: str
-    """Where the first host takes what is written into it on a host that does not see it."""
     folder: str
     """The current folder of the first host."""
     resume: bool
@@ -76,6 +69,15 @@ class Assignment(msgspec.Struct, frozen=True):
     deadline_s: float
     versions: dict[str, str]
     """Of what has to be the same everywhere."""
+    host: str = ""
+    """Where the first host listens: this, and the next two."""
+    port: int = 0
+    token: str = ""
+    nodes: int = 0
+    workers: int = 0
+    """In this place."""
+    results: str = ""
+    """Where the first host takes what is written into the run's folder on a host that does not see it."""
 
     @property
     def sees_folder(self) -> bool:
@@ -118,7 +120,7 @@ def mismatch(wanted: dict[str, str], found: dict[str, str], host: str) -> str:
 
 
 def hold_place(assignment: bytes) -> Outcome:
-    """Run the process in this place to its end; what it says goes to our standard error too."""
+    """Run the process in this place to its end; what its workers say goes to our standard error too."""
     environment = {
         name: one for name, one in os.environ.items() if not name.startswith(LAUNCHERS) and name not in RANKS
     }
@@ -138,7 +140,8 @@ def hold_place(assignment: bytes) -> Outcome:
         for line in process.stderr:
             text = line.decode(errors="replace").rstrip()
             last.append(text)
-            print(text, file=sys.stderr, flush=True)  # noqa: T201
+            if not text.startswith(OURS):
+                print(text, file=sys.stderr, flush=True)  # noqa: T201
         code = process.wait()
     finally:
         with contextlib.suppress(OSError):
@@ -197,11 +200,6 @@ def _end_with_the_place() -> None:
     os._exit(Interrupted.code)  # the fork server sees that, and ends our workers
 
 
-def _say(event: Event) -> None:
-    if isinstance(event, WarningEvent):
-        print(plain(f"cordee: {event.message}"), file=sys.stderr, flush=True)  # noqa: T201
-
-
 def _read_line() -> bytes:
     """From standard input, byte by byte: nothing of what follows may be kept in a buffer."""
     line = bytearray()
@@ -225,10 +223,10 @@ def main() -> int:
                 os.chdir(given.folder)
             launch = launch_of(given, Path(folder))
             with contextlib.nullcontext() if given.sees_folder else brought(launch.out, given.results, given.token):
-                attend(launch, _say, given.sent)
+                attend(launch, lambda event: None, given.sent)  # the first host says what there is to say
             return 0
         except CordeeError as error:
-            print(plain(f"cordee: {error}"), file=sys.stderr, flush=True)  # noqa: T201
+            print(plain(f"{OURS}{error}"), file=sys.stderr, flush=True)  # noqa: T201
             return error.code
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from cordee.core.errors import CordeeError, Evicted, UsageError, all_errors
+from cordee.core.errors import CordeeError, Evicted, JobError, UsageError, all_errors
 from cordee.core.events import Listener, WarningEvent
 from cordee.group.wire import Address
-from cordee.runtime.engines.agent import Assignment, Outcome, versions
+from cordee.runtime.engines.agent import OURS, Assignment, Outcome, versions
 from cordee.runtime.engines.results import Results
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
@@ -179,7 +179,7 @@ class Places:
             soon = soon + 1 if time.monotonic() - began < SOON_S else 0
             follows = what_follows(outcome, begun=self._begun, soon=soon)
             text = f"place {place}{f' on {outcome.host}' * bool(outcome.host)} of {self._cluster.name}"
-            said = outcome.said.strip().rpartition("\n")[2].removeprefix("cordee: ")
+            said = outcome.said.strip().rpartition("\n")[2].removeprefix(OURS)
             if follows == "again":
                 text += f" was lost ({said or outcome.code}): {self._cluster.name} is asked for another one"
                 self._notices.put((-1, WarningEvent(text)))
@@ -202,58 +202,50 @@ def drive(
 
     `connect` is given the number of workers of each place, and returns once it has places, or raises.
     """
-    assert launch.engine is not None
     launch.plan.check(launch.workers)
-    counts = asked.counts(launch.workers)
+    counts, token = asked.counts(launch.workers), secrets.token_hex(32)
+    marker = launch.out.absolute() / f".seen-{secrets.token_hex(8)}"
+    told = assignment_of(launch, marker, job)  # read before anything is asked for
     with contextlib.ExitStack() as ends:
         cluster = connect(counts)
 
         def assign(address: Address, workers: int) -> Assignment:
             if places.results is None:  # the folder is there now
                 marker.touch()
-                places.results = Results(launch.out, cluster.host, address.token)
-            return assignment_of(launch, address, (len(counts) + 1, workers), (marker.name, places.results.place), job)
+                places.results = Results(launch.out, cluster.host, token)
+            where = {"host": address.host, "port": address.port, "results": places.results.place}
+            return msgspec.structs.replace(told, **where, token=token, nodes=len(counts) + 1, workers=workers)
 
-        marker = launch.out / f".seen-{secrets.token_hex(8)}"
-        ends.callback(marker.unlink, missing_ok=True)
         places = Places(cluster, counts, assign)
+        ends.callback(marker.unlink, missing_ok=True)
         ends.callback(places.close)
-        meeting = Rendezvous(
-            cluster.host, 0, len(counts) + 1, trusted_network=launch.trusted_network, token=secrets.token_hex(32)
-        )
+        meeting = Rendezvous(cluster.host, 0, len(counts) + 1, trusted_network=launch.trusted_network, token=token)
         return run(replace(launch, workers=0, rendezvous=meeting), hear, job, places)
 
 
-def assignment_of(
-    launch: Launch, address: Address, counts: tuple[int, int], folder: tuple[str, str], job: Job | None
-) -> Assignment:
-    """What one place is told.
-
-    `counts`: hosts in all, and its workers. `folder`: a file of the run's folder to look for, and where results go.
-    """
+def assignment_of(launch: Launch, marker: Path, job: Job | None) -> Assignment:
+    """What all places are told, but for where the first host is; `marker`: the file of its folder to look for."""
     assert launch.engine is not None
-    nodes, workers = counts
     target = launch.target
+    try:
+        source = Path(target.path).read_bytes() if target.kind == "job" else b""
+    except OSError as error:
+        raise JobError(f"{target.path} cannot be read: {error.strerror}") from error
     return Assignment(
-        launch.engine.name,
-        address.host,
-        address.port,
-        address.token,
-        launch.trusted_network,
-        nodes,
-        workers,
-        target.kind,
-        str(Path(target.path).absolute()) if target.kind == "job" else "",
-        Path(target.path).read_bytes() if target.kind == "job" else b"",
-        None if job is None else pack_job(job),
-        {**launch.taken_over, **target.settings},
-        str(launch.plan),
-        str(launch.out.absolute()),
-        *folder,
-        os.getcwd(),
-        launch.resume,
-        launch.threads,
-        launch.device,
-        launch.deadline_s,
-        versions(),
+        engine=launch.engine.name,
+        trusted_network=launch.trusted_network,
+        kind=target.kind,
+        job=str(Path(target.path).absolute()) if target.kind == "job" else "",
+        source=source,
+        sent=None if job is None else pack_job(job),
+        settings={**launch.taken_over, **target.settings},
+        plan=str(launch.plan),
+        out=str(marker.parent),
+        seen=marker.name,
+        folder=os.getcwd(),
+        resume=launch.resume,
+        threads=launch.threads,
+        device=launch.device,
+        deadline_s=launch.deadline_s,
+        versions=versions(),
     )

@@ -57,7 +57,7 @@ class Settings(Asked):
         """What a place with so many workers needs."""
         found = {"CPU": self.cpus * workers, "GPU": self.gpus * workers}
         for one in filter(None, self.resources.split(",")):
-            name, _, amount = one.partition(":")
+            name, _, amount = one.rpartition(":")  # names may hold one: node:10.0.0.1
             try:
                 found[name.strip()] = float(amount) * workers
             except ValueError:
@@ -163,7 +163,7 @@ class RayCluster:
             if self._closed:
                 return Outcome(0)
             actor = self._actors[place] = (
-                ray.remote(Holder)
+                ray.remote(Place)
                 .options(
                     num_cpus=bundle.get("CPU", 0),
                     num_gpus=bundle.get("GPU", 0),
@@ -193,8 +193,8 @@ class RayCluster:
         self._ray.shutdown()
 
 
-class Holder:
-    """The actor in a place; it ends with the run, or with the command that started it."""
+class Place:
+    """The actor that holds a place; it ends with the run, or with the command that started it."""
 
     def hold(self, assignment: bytes) -> bytes:
         """Run the host of the run to its end."""

@@ -71,7 +71,7 @@ def _of_chains(start: Start, order: Order) -> Iterator[Finding]:
             if one.step < right:
                 yield Finding(one.step, f"worker {worker} went back from step {right} to step {one.step}")
             if one.step > last:
-                if start.end is not None:  # otherwise its launcher was killed before it could write all
+                if start.told_all:
                     yield Finding(last + 1, f"worker {worker} has {one.step} steps: {last} are on record")
                 break
             if (one.order_sha256, one.samples) != chains[one.step]:
@@ -131,7 +131,7 @@ def _of_ends(start: Start) -> Iterator[Finding]:
     if not ends:
         return
     step = max(one.step for one in ends.values())
-    if start.end is not None:  # otherwise its launcher was killed before it could write all
+    if start.told_all:
         yield from _of_last_words(start, step)
     whole = ends[min(ends)]
     for one in ends.values():

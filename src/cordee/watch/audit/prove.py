@@ -48,7 +48,7 @@ def _missing(start: Start) -> Iterator[str]:
         yield "the order of its data: the record is of a former version"
     elif start.end is None:
         yield "its end: the run is going on, or its launcher was killed. Resume it, and audit it when it has ended"
-    elif not start.ends():
+    elif not (start.ends() and start.told_all):
         yield f"a worker's position at the end: the run ended with exit code {start.end.code}, before it was complete"
 
 

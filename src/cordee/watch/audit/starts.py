@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cordee.core import events
+from cordee.core.errors import WorkersLost
 from cordee.core.events import Event, PositionEvent
 from cordee.feed.order import Order
 from cordee.watch.audit.parts import Parts
@@ -31,6 +32,11 @@ class Start:
         """The workers that were there at the end."""
         formed = {one.generation: one.members for one in self.positions} | self.groups
         return set(formed[max(formed)] if formed else ()) - self.lost
+
+    @property
+    def told_all(self) -> bool:
+        """Whether it could write down its last words: neither its launcher was killed, nor its last workers."""
+        return self.end is not None and self.end.code != WorkersLost.code
 
     def ends(self) -> dict[int, PositionEvent]:
         """The last position of each worker that has come to the end."""
