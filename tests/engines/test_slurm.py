@@ -14,7 +14,7 @@ import pytest
 from cordee.runtime.folder import saved_step
 from engines.gates import Gates
 from engines.slurm import NODES, Slurm, missing, slurm, words_of
-from harness import Run, assert_audited, assert_same, distance, job_file, train, until
+from harness import Run, assert_exact, assert_same, job_file, train, until
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(480)]
 
@@ -206,13 +206,3 @@ def test_mistakes_are_one_line_and_leave_nothing(cluster: Slurm, tmp_path: Path)
     unsafe = [word for word in asked(tmp_path / "run") if word != "--trusted-network"]
     assert "--trusted-network" in cluster.run("cordee", "train", *unsafe).stderr
     assert not (tmp_path / "run").exists()
-
-
-def assert_exact(run: Run, alone: Run) -> None:
-    """What one process has trained; of a step that was computed again the last loss counts."""
-    assert_audited(run)
-    losses = {event["step"]: event["loss"] for event in run.of("step")}
-    assert [losses[step] for step in sorted(losses)] == pytest.approx(alone.losses, rel=1e-12)
-    assert distance(run, alone) <= 1e-9
-    assert run.result["order_sha256"] == alone.result["order_sha256"]
-    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
