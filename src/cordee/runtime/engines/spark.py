@@ -21,7 +21,7 @@ import msgspec
 
 from cordee.core.errors import RendezvousError, UsageError
 from cordee.core.events import Listener
-from cordee.runtime.engines.agent import Outcome, hold_place
+from cordee.runtime.engines.agent import Outcome, hold_place, lost
 from cordee.runtime.engines.places import Asked, drive, signals_kept
 from cordee.runtime.launch import Launch
 
@@ -111,7 +111,8 @@ class SparkCluster:
             (outcome,) = self._context.parallelize([place], 1).map(partial(_hold, assignment)).collect()
             return msgspec.json.decode(outcome, type=Outcome)
         except Exception as error:  # of Spark, py4j and Java, in many kinds
-            return Outcome(None, said=_last(error))
+            where = "the executors, or name one that has it by PYSPARK_PYTHON"
+            return lost(error, _last(error), where, raised="PythonException" in str(error))
 
     def close(self) -> None:
         """Cancel what still runs, and end the application if it is ours."""
