@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ from cordee.runtime.launch import Launch
 if TYPE_CHECKING:
     from cordee.train.job import Job
 
-QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", "spark.speculation": "false"}
+REACH_S = 10.0
+"""How long a master may take to accept a connection."""
+QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF", "spark.speculation": "false"}
 """What a session of ours has unless the user sets it: a second attempt beside one that runs is one too many."""
 
 
@@ -73,6 +76,7 @@ class SparkCluster:
                 f'--engine spark needs PySpark, which cannot be imported here ({error}): pip install "cordee[spark]"'
             ) from error
         _find_java()
+        check_master(settings.address)
         self._run, self._group = run, f"cordee-{secrets.token_hex(4)}"
         self.patience_s = settings.wait
         self.advice = f"Spark had no slot for the others. Take fewer workers than {len(counts)}, or add executors"
@@ -129,6 +133,23 @@ def _hold(assignment: bytes, place: int) -> bytes:
     return msgspec.json.encode(hold_place(assignment))
 
 
+def check_master(address: str) -> None:
+    """Refuse a standalone master that does not answer: Spark itself asks it for a minute, and says something else."""
+    if not address.startswith("spark://"):
+        return
+    reason = "expected spark://HOST:PORT"
+    for one in address.removeprefix("spark://").split(","):
+        host, _, port = one.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+            return
+        except (OSError, ValueError) as error:
+            reason = str(error) if host and port.isdigit() else reason
+    raise RendezvousError(
+        f"no master of Spark was reached at {address}: {reason}. Look whether it runs, and its address"
+    )
+
+
 def _find_java() -> None:
     """Refuse where there is no Java: Spark would say so in twenty lines."""
     home = os.environ.get("JAVA_HOME")
@@ -144,4 +165,4 @@ def _last(error: Exception) -> str:
     """What is left of an error that came through Java and Python: the line that says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("[")]
-    return (telling or lines or [type(error).__name__])[-1]
+    return (telling or lines or [type(error).__name__])[-1].lstrip(": ")
