@@ -99,6 +99,8 @@ def executors(nodes: Nodes) -> list[int]:
     [
         ((), {}, "--engine spark needs a cluster: --engine-set address="),
         (("--engine-set", "adress=local[2]"), {}, "no setting adress. Did you mean address?"),
+        (("--engine-set", "address=spark://127.0.0.1:1"), {}, "no master of Spark was reached at spark://127.0.0.1:1"),
+        (("--engine-set", "address=spork"), {}, "no Spark application could be started at spork: "),
         (("--engine-set", "conf=x"), {}, "setting conf was given 'x'; expected name=value"),
         (HERE, {"JAVA_HOME": "/nowhere"}, "needs Java, and JAVA_HOME=/nowhere has none"),
         (HERE, {"PATH": "/nowhere", "JAVA_HOME": ""}, "needs Java 17 or newer"),

@@ -109,6 +109,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def lost(error: BaseException, said: str, where: str, *, raised: bool) -> Outcome:
+    """The end of a place that its engine tells so; `where`: which Python runs there.
+
+    `raised`: not that the place was lost, but that something failed in it.
+    """
+    if "No module named 'cordee" in str(error):
+        return Outcome(UsageError.code, said=f"Cordée is not installed there: install it in the Python of {where}")
+    return Outcome(CordeeError.code if raised else None, said=said)
+
+
 def mismatch(wanted: dict[str, str], found: dict[str, str], host: str) -> str:
     """What differs on a host from the first one, as one sentence; empty if nothing does."""
     differs = [

@@ -18,7 +18,7 @@ from cordee.core import interrupts
 from cordee.core.errors import RendezvousError, UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.words import plural
-from cordee.runtime.engines.agent import Outcome, hold_place
+from cordee.runtime.engines.agent import Outcome, hold_place, lost
 from cordee.runtime.engines.places import Asked, drive, signals_kept
 from cordee.runtime.launch import Launch
 
@@ -176,7 +176,8 @@ class RayCluster:
         try:
             return msgspec.json.decode(ray.get(actor.hold.remote(assignment)), type=Outcome)
         except Exception as error:  # the actor died, of one of many causes, or the connection to Ray is gone
-            return Outcome(None, said=str(error).strip().partition("\n")[0])
+            said = str(error).strip().partition("\n")[0]
+            return lost(error, said, "all nodes", raised=isinstance(error, ray.exceptions.RayTaskError))
         finally:
             with contextlib.suppress(Exception):
                 ray.kill(actor)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -21,14 +22,16 @@ import msgspec
 
 from cordee.core.errors import RendezvousError, UsageError
 from cordee.core.events import Listener
-from cordee.runtime.engines.agent import Outcome, hold_place
+from cordee.runtime.engines.agent import Outcome, hold_place, lost
 from cordee.runtime.engines.places import Asked, drive, signals_kept
 from cordee.runtime.launch import Launch
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
 
-QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", "spark.speculation": "false"}
+REACH_S = 10.0
+"""How long a master may take to accept a connection."""
+QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF", "spark.speculation": "false"}
 """What a session of ours has unless the user sets it: a second attempt beside one that runs is one too many."""
 
 
@@ -73,6 +76,7 @@ class SparkCluster:
                 f'--engine spark needs PySpark, which cannot be imported here ({error}): pip install "cordee[spark]"'
             ) from error
         _find_java()
+        check_master(settings.address)
         self._run, self._group = run, f"cordee-{secrets.token_hex(4)}"
         self.patience_s = settings.wait
         self.advice = f"Spark had no slot for the others. Take fewer workers than {len(counts)}, or add executors"
@@ -111,7 +115,8 @@ class SparkCluster:
             (outcome,) = self._context.parallelize([place], 1).map(partial(_hold, assignment)).collect()
             return msgspec.json.decode(outcome, type=Outcome)
         except Exception as error:  # of Spark, py4j and Java, in many kinds
-            return Outcome(None, said=_last(error))
+            where = "the executors, or name one that has it by PYSPARK_PYTHON"
+            return lost(error, _last(error), where, raised="PythonException" in str(error))
 
     def close(self) -> None:
         """Cancel what still runs, and end the application if it is ours."""
@@ -126,6 +131,23 @@ class SparkCluster:
 def _hold(assignment: bytes, place: int) -> bytes:
     """The task, on an executor."""
     return msgspec.json.encode(hold_place(assignment))
+
+
+def check_master(address: str) -> None:
+    """Refuse a standalone master that does not answer: Spark itself asks it for a minute, and says something else."""
+    if not address.startswith("spark://"):
+        return
+    reason = "expected spark://HOST:PORT"
+    for one in address.removeprefix("spark://").split(","):
+        host, _, port = one.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+            return
+        except (OSError, ValueError) as error:
+            reason = str(error) if host and port.isdigit() else reason
+    raise RendezvousError(
+        f"no master of Spark was reached at {address}: {reason}. Look whether it runs, and its address"
+    )
 
 
 def _find_java() -> None:
@@ -143,4 +165,4 @@ def _last(error: Exception) -> str:
     """What is left of an error that came through Java and Python: the line that says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("[")]
-    return (telling or lines or [type(error).__name__])[-1]
+    return (telling or lines or [type(error).__name__])[-1].lstrip(": ")
