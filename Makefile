@@ -22,9 +22,10 @@ test-slow: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
 
-# Clusters of Ray and Spark on hosts of a twin: as root. What Java is needed for Spark, the system has to have.
+# Clusters of Ray, Spark and Slurm on hosts of a twin: as root. Slurm is installed where apt-get can; Java the system has to have.
 test-engines: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray,spark]'
+	@command -v slurmctld >/dev/null || apt-get install --yes --no-install-recommends slurm-wlm munge || true
 	$(BIN)/python -m pytest -m engines tests/engines
 
 lint: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import pytest
 from cordee.runtime.folder import saved_step
 from engines.gates import Gates
 from engines.slurm import NODES, Slurm, missing, slurm, words_of
-from harness import Run, assert_exact, assert_same, job_file, train, until
+from harness import JOBS, Run, assert_exact, assert_same, job_file, train, until
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(480)]
 
@@ -192,6 +193,34 @@ def test_ctrl_c_inside_an_allocation(cluster: Slurm, alone: Run, tmp_path: Path)
     until(cluster.is_idle)
     resumed = train("changing", out, workers=2, resume=True)
     assert_same(resumed, alone)
+
+
+def test_scaling_is_measured_over_the_nodes_of_a_job(cluster: Slurm, tmp_path: Path) -> None:
+    """All numbers of workers in one allocation."""
+    out = tmp_path / "scaling"
+    words = (
+        "bench",
+        "scaling",
+        JOBS / "mlp.py",
+        "--workers",
+        "1,2,3",
+        "--rounds",
+        "1",
+        "--steps",
+        "3",
+        "--warm-up",
+        "1",
+    )
+    asked = ("--engine", "slurm", "--engine-set", "nodes=2", "--trusted-network", "--out", out)
+    lines = cluster.run("cordee", *words, *asked, "--dry-run").stdout.splitlines()
+    assert {"#SBATCH --cpus-per-task=2", "#SBATCH --no-requeue"} <= set(lines)
+    done = cluster.run("cordee", *words, *asked)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[1]
+    cluster.await_state(job, "COMPLETED")
+    found = json.loads((out / "scaling.json").read_text())
+    assert [one["workers"] for one in found["counts"]] == [1, 2, 3] and "speed-up" in said(out, job)
+    assert [len(one["step_ms"]) for one in found["runs"]] == [3, 3, 3]
 
 
 def test_mistakes_are_one_line_and_leave_nothing(cluster: Slurm, tmp_path: Path) -> None:

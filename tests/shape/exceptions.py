@@ -25,7 +25,7 @@ MANY_PARAMETERS: dict[str, tuple[int, str]] = {
     "cordee.cli.main:train": (18, "one per option of the command"),
     "cordee.cli.main:run": (13, "one per option of the command"),
     "cordee.runtime.api:train": (18, "one per option of the command"),
-    "cordee.cli.bench:scaling": (13, "one per option of the command"),
+    "cordee.cli.bench:scaling": (17, "one per option of the command"),
     "cordee.cli.deploy:kubernetes": (16, "one per option of the command"),
     "cordee.cli.twin:run": (10, "one per option of the command"),
 }

@@ -67,10 +67,7 @@ def train(
 
     target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    if dry_run and engine is None:
-        raise UsageError("--dry-run prints the batch script of --engine slurm: give that too")
-    asked = options.parse_settings(engine_set, "--engine-set") | ({"dry_run": "true"} if dry_run else {})
-    beyond = (engine, asked or None)
+    beyond = (engine, options.engine_settings(engine, engine_set, dry_run=dry_run))
     start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace, *beyond))
 
 

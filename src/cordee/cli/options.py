@@ -67,6 +67,13 @@ def python_file(path: Path) -> Path:
     return path
 
 
+def engine_settings(engine: str | None, texts: Sequence[str] | None, *, dry_run: bool) -> dict[str, str] | None:
+    """Those of `--engine-set`, and that nothing is to be submitted; None if there are none."""
+    if dry_run and engine is None:
+        raise UsageError("--dry-run prints the batch script of --engine slurm: give that too")
+    return parse_settings(texts, "--engine-set") | ({"dry_run": "true"} if dry_run else {}) or None
+
+
 def parse_settings(texts: Sequence[str] | None, option: str = "--set") -> dict[str, str]:
     """Names and values of all options of this kind; the last one of a name counts."""
     settings = {}

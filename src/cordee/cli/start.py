@@ -46,14 +46,20 @@ def _hint(workers: int) -> None:
         print(word, file=sys.stderr)
 
 
-def _show(result: Mapping[str, object], folder: Path, report: Path | None) -> None:
+def show_submitted(result: Mapping[str, object]) -> bool:
+    """What Slurm was given: the script, or the number of the job; False: the run was not handed in, but has run."""
     if "script" in result:
         print(result["script"], end="")
-        return
-    if "submitted" in result:
+    elif "submitted" in result:
         job = result["submitted"]
         print(plain(f"job {job} is submitted; scancel {job} ends it, with a checkpoint"))
         print(plain(f"output: {result['output']}"))
+    return "script" in result or "submitted" in result
+
+
+def _show(result: Mapping[str, object], folder: Path, report: Path | None) -> None:
+    if show_submitted(result):
+        return
     for part in ("validation", "test"):
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:

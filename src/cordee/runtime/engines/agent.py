@@ -30,7 +30,7 @@ from cordee.runtime.engines.choice import Chosen
 from cordee.runtime.engines.results import brought
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import Rendezvous
-from cordee.runtime.spec import Target
+from cordee.runtime.spec import Target, Trial
 
 LAST_LINES = 20
 """So many lines of what a process said last are kept for an error's message."""
@@ -69,6 +69,8 @@ class Assignment(msgspec.Struct, frozen=True):
     deadline_s: float
     versions: dict[str, str]
     """Of what has to be the same everywhere."""
+    trial: Trial | None
+    """Only some steps of the job."""
     host: str = ""
     """Where the first host listens: this, and the next two."""
     port: int = 0
@@ -171,7 +173,7 @@ def launch_of(given: Assignment, folder: Path) -> Launch:
         job = str(folder / Path(given.job).name)
         Path(job).write_bytes(given.source)
     return Launch(
-        Target(given.kind, job, given.settings),
+        Target(given.kind, job, given.settings, trial=given.trial),
         given.workers,
         Plan.parse(given.plan),
         Path(given.out) if given.sees_folder else folder / "run",

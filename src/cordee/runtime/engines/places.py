@@ -248,4 +248,5 @@ def assignment_of(launch: Launch, marker: Path, job: Job | None) -> Assignment:
         device=launch.device,
         deadline_s=launch.deadline_s,
         versions=versions(),
+        trial=target.trial,
     )

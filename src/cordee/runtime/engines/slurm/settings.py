@@ -92,6 +92,7 @@ class Submission:
     """The current one."""
     out: Path
     """The run's folder, where the script and its output lie."""
+    trusted_network: bool = False
 
 
 def script(settings: Settings, given: Submission) -> str:

@@ -16,7 +16,7 @@ from cordee.core.interpreter import python_module
 from cordee.runtime import folder
 from cordee.runtime.engines.slurm.settings import Settings, Submission, script
 from cordee.runtime.launch import Launch
-from cordee.runtime.wording import COMMAND
+from cordee.runtime.wording import COMMAND, Wording
 
 SCRIPT = "slurm.sh"
 SLURM_S = 120.0
@@ -24,19 +24,24 @@ SLURM_S = 120.0
 
 
 def submit(launch: Launch, settings: Settings) -> dict[str, Any]:
-    """Submit the run as a batch job: its number, and where it prints; or only the script, if that is asked for."""
+    """Submit the run as a batch job: what `hand_in` says."""
     given = submission(launch)
+    if not settings.dry_run:
+        launch.plan.check(launch.workers)
+        folder.check(given.out, launch.resume, False, launch.wording)
+    return hand_in(given, settings, launch.wording)
+
+
+def hand_in(given: Submission, settings: Settings, wording: Wording = COMMAND) -> dict[str, Any]:
+    """Submit a batch job: its number, and where it prints; or only the script, if that is asked for."""
     text = script(settings, given)
     if settings.dry_run:
         return {"script": text}
-    wording = launch.wording
-    if (settings.nodes or 1) > 1 and not launch.trusted_network:
+    if settings.nodes > 1 and not given.trusted_network:
         raise SecurityError(
             f"{settings.nodes} hosts: our own connections are encrypted, but gloo's carry gradients in the clear. If "
             f"the network between the hosts is trusted, say so: {wording.flag('trusted_network')}"
         )
-    launch.plan.check(launch.workers)
-    folder.check(given.out, launch.resume, False, wording)
     if shutil.which("sbatch") is None:
         raise UsageError(
             f"{wording.option('engine', 'slurm')}: there is no sbatch on this machine. Give the command where jobs are "
@@ -73,11 +78,14 @@ def submission(launch: Launch) -> Submission:
     words = [word for name, value in given.items() for word in COMMAND.words(name, value)]
     words += [word for name, value in launch.target.settings.items() for word in ("--set", f"{name}={value}")]
     path = Path(launch.target.path).absolute()
+    command = (*program(), "train", str(path), *words)
+    return Submission(command, launch.workers, path.stem, Path.cwd(), launch.out.absolute(), launch.trusted_network)
+
+
+def program() -> list[str]:
+    """The `cordee` command of this environment."""
     command = Path(sys.executable).with_name("cordee")
-    program = [str(command)] if command.exists() else python_module("cordee")
-    return Submission(
-        (*program, "train", str(path), *words), launch.workers, path.stem, Path.cwd(), launch.out.absolute()
-    )
+    return [str(command)] if command.exists() else python_module("cordee")
 
 
 def say(*words: str) -> str:
