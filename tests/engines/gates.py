@@ -13,7 +13,7 @@ class Gates:
     """Does something from outside when the workers of `tests/jobs/changing.py` wait at a gate, and then opens it."""
 
     def __init__(self, folder: Path, **actions: Callable[[], str]) -> None:
-        """`at_4=act`: at the gate of step 4; what `act` returns is written into the gate. The run is in `folder / run`."""
+        """`at_4=act`: at the gate of step 4, into which goes what `act` returns. The run is in `folder / run`."""
         self._actions = {int(name.removeprefix("at_")): act for name, act in actions.items()}
         self.folder = folder
         self.pids = folder / "pids"
