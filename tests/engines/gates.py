@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import DEADLINE_S, until
+from harness import DEADLINE_S, Run, until
 
 
 class Gates:
     """Does something from outside when the workers of `tests/jobs/changing.py` wait at a gate, and then opens it."""
 
     def __init__(self, folder: Path, **actions: Callable[[], str]) -> None:
-        """`at_4=act`: at the gate of step 4; what `act` returns is written into the gate."""
+        """`at_4=act`: at the gate of step 4, into which goes what `act` returns. The run is in `folder / run`."""
         self._actions = {int(name.removeprefix("at_")): act for name, act in actions.items()}
         self.folder = folder
         self.pids = folder / "pids"
@@ -47,6 +47,7 @@ class Gates:
     def _act(self) -> None:
         for step, act in self._actions.items():
             until(self._gate(step).with_name(f"gate-{step}.here").exists)
+            until(lambda: Run(self.folder / "run").of("step"))  # workers are ahead of what the first host knows
             making = self.folder / "making"
             making.write_text(act())
             making.replace(self._gate(step))

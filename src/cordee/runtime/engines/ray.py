@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -68,6 +68,8 @@ class Settings(Asked):
 
 def run(launch: Launch, settings: Settings, hear: Listener, job: Job | None) -> dict[str, Any]:
     """As `ClusterEngine` says."""
+    if launch.threads is None and settings.cpus:  # what Ray counts is what a worker takes
+        launch = replace(launch, threads=max(1, int(settings.cpus)))
     return drive(launch, hear, job, lambda counts: RayCluster(settings, counts, hear), settings)
 
 
@@ -155,32 +157,33 @@ class RayCluster:
 
     def call(self, place: int, assignment: bytes) -> Outcome:
         """In a fresh actor: Ray puts it where the bundle is, also after it had to move it to another node."""
-        ray = self._ray
-        bundle = self._settings.bundle(self._counts[place])
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, place)
-        more = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
         with self._turn:
             if self._closed:
                 return Outcome(0)
-            actor = self._actors[place] = (
-                ray.remote(Place)
-                .options(
-                    num_cpus=bundle.get("CPU", 0),
-                    num_gpus=bundle.get("GPU", 0),
-                    resources=more,
-                    scheduling_strategy=strategy,
-                    max_restarts=0,
-                )
-                .remote()
-            )
         try:
-            return msgspec.json.decode(ray.get(actor.hold.remote(assignment)), type=Outcome)
+            actor = self._actors[place] = self._start(place)
+            return msgspec.json.decode(self._ray.get(actor.hold.remote(assignment)), type=Outcome)
         except Exception as error:  # the actor died, of one of many causes, or the connection to Ray is gone
-            said = str(error).strip().partition("\n")[0]
-            return lost(error, said, "all nodes", raised=isinstance(error, ray.exceptions.RayTaskError))
+            raised = isinstance(error, self._ray.exceptions.RayTaskError | ValueError)
+            return lost(error, str(error).strip().partition("\n")[0], "all nodes", raised=raised)
         finally:
             with contextlib.suppress(Exception):
-                ray.kill(actor)
+                self._ray.kill(self._actors[place])
+
+    def _start(self, place: int) -> Any:
+        """An actor in the bundle of this place, with all that it has."""
+        bundle, strategies = self._settings.bundle(self._counts[place]), self._ray.util.scheduling_strategies
+        options = {
+            "num_cpus": bundle.pop("CPU", 0),
+            "num_gpus": bundle.pop("GPU", 0),
+            "memory": bundle.pop("memory", 0),
+        }
+        where = strategies.PlacementGroupSchedulingStrategy(self._group, place)
+        return (
+            self._ray.remote(Place)
+            .options(**options, resources=bundle, scheduling_strategy=where, max_restarts=0)
+            .remote()
+        )
 
     def close(self) -> None:
         """End the actors, and give the placement group back."""

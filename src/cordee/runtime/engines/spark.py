@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,9 @@ class Settings(Asked):
 
 def run(launch: Launch, settings: Settings, hear: Listener, job: Job | None) -> dict[str, Any]:
     """As `ClusterEngine` says."""
+    if launch.threads is None:  # a task has so many cores
+        cores = settings.configuration().get("spark.task.cpus", "1")
+        launch = replace(launch, threads=max(1, (int(cores) if cores.isdigit() else 1) // settings.each))
     return drive(launch, hear, job, lambda counts: SparkCluster(settings, counts, launch.out.name), settings)
 
 
