@@ -70,7 +70,8 @@ def test_a_worker_and_a_node_are_killed(tmp_path: Path) -> None:
             return ""
 
         gates = Gates(tmp_path, at_6=kill_worker, at_20=kill_node)
-        more = ("--trusted-network", "--replace", "--engine-set", f"address={nodes.address}")
+        conf = "conf=spark.executor.memory=1g;spark.task.cpus=1"
+        more = ("--trusted-network", "--replace", "--engine-set", f"address={nodes.address}", "--engine-set", conf)
         run = nodes.cordee(*asked("changing", 3, "--out", out, *more, *gates.words))
         said = run.communicate(timeout=DEADLINE_S)
         assert run.returncode == 0, said
