@@ -121,10 +121,10 @@ def test_the_node_of_the_batch_script_is_killed(cluster: Slurm, alone: Run, tmp_
 
     gates = Gates(tmp_path, at_18=kill_node)
     job = cluster.submit(*asked(out, "--set", "save_steps=5", *gates.words))
+    gates.end()  # the node is gone, and not only its first processes
     until(lambda: cluster.show(job)["Restarts"] == "1")
     cluster.start_node("a")
     cluster.await_state(job, "COMPLETED")
-    gates.end()
     assert_exact(Run(out), alone)
 
 
