@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-slow test-gpu lint bench docs clean
+.PHONY: demo test test-slow test-gpu test-engines lint bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -21,6 +21,12 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
+
+# Clusters of Ray, Spark and Slurm on hosts of a twin: as root. Slurm is installed where apt-get can; Java the system has to have.
+test-engines: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray,spark]'
+	@command -v slurmctld >/dev/null || apt-get install --yes --no-install-recommends slurm-wlm munge || true
+	$(BIN)/python -m pytest -m engines tests/engines
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -286,6 +286,29 @@ def plan() -> list[str]:
     return parts
 
 
+def engines() -> list[str]:
+    """The settings of every engine."""
+    from importlib import import_module
+
+    from cordee.runtime.engines.choice import ENGINES
+
+    parts = [
+        "# Engines",
+        "Settings of `--engine-set name=value`, or `engine_settings={name: value}`, by engine. What engines do, and "
+        "which does what: [train on a cluster](../how-to/engines.md).",
+    ]
+    for name, module in ENGINES.items():
+        rows = []
+        for one in dataclasses.fields(import_module(module).Settings):
+            if not one.metadata.get("help"):
+                raise Silent(f"setting {one.name} of engine {name} has no help")
+            rows.append(
+                [f"`{one.name}`", f"`{_written(one.default)}`" if one.default != "" else "", one.metadata["help"]]
+            )
+        parts += [f"## {name}", table(("setting", "default", "meaning"), rows)]
+    return parts
+
+
 def _written(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ":".join(map(str, value)) or "none"
@@ -565,6 +588,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "events.md": events,
     "exit-codes.md": exit_codes,
     "models.md": models,
+    "engines.md": engines,
 }
 
 

@@ -49,7 +49,7 @@ EARLY = [
     ("cordee.runtime.api:Options.launch", signal.SIGHUP),
     ("cordee.runtime.folder:make", signal.SIGTERM),
     ("cordee.runtime.recorder:Recorder.__init__", signal.SIGINT),
-    ("cordee.runtime.coordinator.supervised:Coordinator.__init__", signal.SIGTERM),
+    ("cordee.runtime.coordinator.supervised:Coordinator.__init__", signal.SIGUSR1),
     ("cordee.runtime.engines.local:LocalEngine.__init__", signal.SIGHUP),
     ("cordee.runtime.recorder:Recorder.begin", signal.SIGINT),
     ("cordee.runtime.engines.local:LocalEngine.start", signal.SIGTERM),

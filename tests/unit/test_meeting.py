@@ -188,4 +188,4 @@ def iter_notices(hub: Hub) -> Iterator[tuple[int, object]]:
 
 def test_too_few_hosts(hub: Hub) -> None:
     with pytest.raises(RendezvousError, match="only 1 of 3 hosts came"):
-        await_hosts(hub, 3, lambda message: None, 0.5)  # type: ignore[arg-type]
+        await_hosts(hub, 3, lambda message: None, (0.5, "x"))  # type: ignore[arg-type]

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.cli.options import Device, JobFile, PlanText, Settings, parse_settings, python_file
+from cordee.cli.options import (
+    Device,
+    DryRun,
+    Engine,
+    EngineSettings,
+    JobFile,
+    PlanText,
+    Settings,
+    Trusted,
+    engine_settings,
+    parse_settings,
+    python_file,
+)
 from cordee.core import damage
 from cordee.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from cordee.runtime.engines.choice import Chosen
     from cordee.runtime.scaling import Measurement
     from cordee.watch.scaling import Setup
 
@@ -44,19 +59,32 @@ def scaling(
     out: Annotated[Path | None, typer.Option(help="Folder for the plot and the figures. Default: under runs/.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folders of the runs.")] = False,
+    engine: Engine = None,
+    engine_set: EngineSettings = None,
+    trusted_network: Trusted = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Latency, throughput, speed-up and efficiency with different numbers of workers."""
     from cordee.core.plan import Plan
     from cordee.runtime.api import default_folder, default_workers
+    from cordee.runtime.engines.choice import Chosen
     from cordee.runtime.scaling import Measurement
     from cordee.runtime.spec import Target
 
     python_file(job)
+    chosen = Chosen.parse(engine, engine_settings(engine, engine_set, dry_run=dry_run))
+    if chosen is not None and workers is None:
+        raise UsageError(f"--engine {engine} needs --workers: the numbers of workers, such as 1,2,4")
+    counts = parse_counts(workers) if workers is not None else doubling(default_workers(device))
+    folder = out or default_folder(f"scaling-{job.stem}")
+    if engine == "slurm" and chosen is not None and (dry_run or "SLURM_JOB_ID" not in os.environ):
+        _submit(job, folder, max(counts), chosen, trusted_network=trusted_network)
+        return
     measurement = Measurement(
         Target("job", str(job), parse_settings(set_)),
-        parse_counts(workers) if workers is not None else doubling(default_workers(device)),
+        counts,
         Plan.parse(plan),
-        out or default_folder(f"scaling-{job.stem}"),
+        folder,
         rounds,
         steps,
         warm_up,
@@ -64,8 +92,23 @@ def scaling(
         threads,
         device,
         keep,
+        chosen,
+        trusted_network,
     )
     _measure(measurement, json=json)
+
+
+def _submit(job: Path, out: Path, most: int, chosen: Chosen, *, trusted_network: bool) -> None:
+    """As a batch job that gives this very command: all numbers of workers in one allocation, with room for `most`."""
+    from cordee.cli.start import show_submitted
+    from cordee.runtime.engines.slurm.settings import Submission
+    from cordee.runtime.engines.slurm.submit import hand_in, program
+
+    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    # A measurement cannot go on: put back into the queue it would begin anew, perhaps for ever.
+    words += ["--engine-set", "requeue=false", "--out", str(out.absolute())]
+    given = Submission((*program(), *words), most, f"scaling-{job.stem}", Path.cwd(), out.absolute(), trusted_network)
+    show_submitted(hand_in(given, replace(chosen.settings, requeue=False)))
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -130,6 +173,9 @@ def _setup(measurement: Measurement) -> Setup:
     from cordee.watch.scaling import Setup
 
     gpus = measurement.gpus
+    device = "cpu" if gpus is None else "cuda"
+    if (engine := measurement.engine) is not None:
+        device = measurement.device  # what "auto" is there is not known here
     return Setup(
         job=measurement.target.path,
         plan=str(measurement.plan),
@@ -137,11 +183,12 @@ def _setup(measurement: Measurement) -> Setup:
         rounds=measurement.rounds,
         steps=measurement.steps,
         warm_up=measurement.warm_up,
-        device="cpu" if gpus is None else "cuda",
+        device=device,
         threads_per_worker=measurement.threads_each,
         cores=len(usable_cores()),
         gpus=gpus,
         host=socket.gethostname(),
         versions={"cordee": __version__, "torch": version("torch"), "python": platform.python_version()},
         measured=time.strftime("%Y-%m-%d %H:%M %z"),
+        engine="" if engine is None else engine.name,
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli import audit, bench, data, doctor, members, options, plan, report, twin
+from cordee.cli import audit, bench, data, deploy, doctor, members, options, plan, report, twin
 from cordee.cli.usage import explain, find_misspelt, polish_help
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
@@ -56,6 +56,9 @@ def train(
     nodes: options.Nodes = None,
     token_file: options.TokenFile = None,
     trusted_network: options.Trusted = False,
+    engine: options.Engine = None,
+    engine_set: options.EngineSettings = None,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Train the job of a Python file."""
     from cordee.cli.start import start
@@ -64,7 +67,8 @@ def train(
 
     target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace))
+    beyond = (engine, options.engine_settings(engine, engine_set, dry_run=dry_run))
+    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace, *beyond))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -143,6 +147,7 @@ app.command()(audit.audit)
 app.command()(doctor.doctor)
 app.add_typer(bench.app)
 app.add_typer(data.app)
+app.add_typer(deploy.app)
 app.add_typer(twin.app)
 
 

@@ -43,6 +43,15 @@ Nodes = Annotated[
 ]
 TokenFile = Annotated[Path | None, typer.Option(metavar="<file>", help="The hosts' shared secret; see `cordee token`.")]
 Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="<engine>", help="Train where an engine, such as ray, gives the workers places."),
+]
+EngineSettings = Annotated[
+    list[str] | None,
+    typer.Option("--engine-set", metavar="<name=value>", help="For the engine: one of its settings."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Of --engine slurm: print the batch script, submit nothing.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
@@ -58,12 +67,19 @@ def python_file(path: Path) -> Path:
     return path
 
 
-def parse_settings(texts: Sequence[str] | None) -> dict[str, str]:
-    """Names and values of all `--set`; the last one of a name counts."""
+def engine_settings(engine: str | None, texts: Sequence[str] | None, *, dry_run: bool) -> dict[str, str] | None:
+    """Those of `--engine-set`, and that nothing is to be submitted; None if there are none."""
+    if dry_run and engine is None:
+        raise UsageError("--dry-run prints the batch script of --engine slurm: give that too")
+    return parse_settings(texts, "--engine-set") | ({"dry_run": "true"} if dry_run else {}) or None
+
+
+def parse_settings(texts: Sequence[str] | None, option: str = "--set") -> dict[str, str]:
+    """Names and values of all options of this kind; the last one of a name counts."""
     settings = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set {text}: expected name=value")
+            raise UsageError(f"{option} {text}: expected name=value")
         settings[name.strip()] = value
     return settings

@@ -23,13 +23,13 @@ from cordee.watch.words import LEAST_CALLBACKS, best
 
 def start(target: Target, options: Options) -> None:
     """Run it and show the result."""
-    world = World.from_env()
+    world = World() if options.engine else World.from_env()  # an engine is asked from here, whatever started us
     if world.is_foreign:
         interrupts.raise_at_once()  # it is for that launcher to stop all of its processes
     with contextlib.nullcontext() if world.is_foreign else interrupts.counted():
         given = options.launch(target, Wording(way_on=RUN not in os.environ))
         python_file(Path(target.path))
-        if not world.is_foreign and given.nodes == 1:
+        if not world.is_foreign and given.nodes == 1 and given.engine is None:
             given.check()
             _hint(given.workers)
         result, heard = launch(given, ours=options.out is None)
@@ -46,7 +46,20 @@ def _hint(workers: int) -> None:
         print(word, file=sys.stderr)
 
 
+def show_submitted(result: Mapping[str, object]) -> bool:
+    """What Slurm was given: the script, or the number of the job; False: the run was not handed in, but has run."""
+    if "script" in result:
+        print(result["script"], end="")
+    elif "submitted" in result:
+        job = result["submitted"]
+        print(plain(f"job {job} is submitted; scancel {job} ends it, with a checkpoint"))
+        print(plain(f"output: {result['output']}"))
+    return "script" in result or "submitted" in result
+
+
 def _show(result: Mapping[str, object], folder: Path, report: Path | None) -> None:
+    if show_submitted(result):
+        return
     for part in ("validation", "test"):
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal (SIGHUP), from the first line of a command to its last.
+"""Ctrl-C, SIGTERM, a batch system's notice (SIGUSR1), a closed terminal (SIGHUP): from first to last line of a command.
 
 A handler may run between any two instructions, and Python drops what it raises in some of them (hooks of a fork,
 finalizers). So while a run is made, watched and ended, signals are counted, and heeded where it can end in good order.
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -26,6 +26,8 @@ class Interrupts:
     """The signals that have asked this process to stop."""
 
     count: int = 0
+    numbers: list[int] = field(default_factory=list)
+    """Which ones."""
     wake: Callable[[], None] = lambda: None
     """Called by the handler: it may do no more than put a word into a queue."""
 
@@ -73,6 +75,7 @@ def counted() -> Iterator[Interrupts]:
 
     def count(number: int, frame: object) -> None:
         found.count += 1
+        found.numbers.append(number)
         found.wake()
 
     _counting = found
@@ -116,7 +119,7 @@ def leave(code: int) -> None:
 
 def _handle(handler: Any) -> dict[signal.Signals, Any]:
     """Install it; returns the handlers before. Under `nohup` SIGHUP is ignored, and stays so."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return {number: signal.signal(number, handler) for number in numbers}

@@ -25,6 +25,8 @@ class Leaving(Message):
     """A worker was asked to leave: it does so after the step that it is in."""
 
     reason: str
+    worker: int = -1
+    """-1: the one that says so; else a worker of the host whose launcher does."""
 
 
 class Woke(Message):

@@ -49,6 +49,8 @@ class Who(Message):
     """Of a host: how many it will start."""
     joins: bool = False
     """Of a host: whether it enters a run that has begun."""
+    early: bool = False
+    """With `joins`: it knows what is trained, so it may be one of the first hosts too."""
     term: int = 0
     """Of the coordinator that it was connected to before; 0: of none."""
     door: tuple[str, int] = ("", 0)

@@ -16,6 +16,7 @@ from cordee.core.errors import UsageError
 from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.world import World
+from cordee.runtime.engines.choice import Chosen
 from cordee.runtime.folder import tidied
 from cordee.runtime.launch import DEADLINE_S, Launch
 from cordee.runtime.relay import Output
@@ -50,6 +51,8 @@ class Options:
     trusted_network: bool = False
     replace: bool = False
     """The same as `replace=true` in the plan."""
+    engine: str | None = None
+    engine_settings: Mapping[str, object] | None = None
 
     def launch(self, target: Target, wording: Wording) -> Launch:
         """What to start on this host; refused where options do not fit together."""
@@ -57,6 +60,9 @@ class Options:
             raise UsageError(
                 f"{wording.flag('resume')} needs {wording.option('out')}, the folder of the run to go on with"
             )
+        engine = Chosen.parse(self.engine, self.engine_settings, wording)
+        if engine is not None:
+            self._refuse_beside(engine, wording)
         meeting = Rendezvous.parse(self.rendezvous, self.nodes, self.token_file, self.trusted_network, wording)
         plan = Plan.parse(self.plan)
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("out", "resume")}
@@ -72,12 +78,26 @@ class Options:
             self.device,
             rendezvous=meeting,
             wording=wording,
+            engine=engine,
+            trusted_network=self.trusted_network,
             given={
-                name: value if isinstance(value, int | float) else str(value)
+                name: value if isinstance(value, int | float | Mapping) else str(value)
                 for name, value in values.items()
                 if value != getattr(Options, name)
             },
         ).taking_over()
+
+    def _refuse_beside(self, engine: Chosen, wording: Wording) -> None:
+        """Refuse what says where workers run, since the engine does."""
+        for name in ("rendezvous", "nodes", "token_file", "cores"):
+            if getattr(self, name) is not None:
+                what = f"{engine.name} says where the workers run, so {wording.option(name)} does not go with it"
+                raise UsageError(f"{wording.option('engine', engine.name)}: {what}")
+        if self.workers is None or self.workers < 1:
+            raise UsageError(
+                f"{wording.option('engine', engine.name)} needs {wording.option('workers')}, at least 1: how many "
+                "workers it is asked for"
+            )
 
     def entering(self, target: Target, wording: Wording) -> Launch:
         """What this host gives to a run that has begun; the rest its coordinator says."""
@@ -94,11 +114,13 @@ def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool 
     if progress:
         given = replace(given, output=Output(shown.display.note, shown.display.streams))
     # Under another launcher a signal is for that launcher, which stops all of its processes.
-    counting = contextlib.nullcontext() if World.from_env().is_foreign else interrupts.counted()
+    foreign = given.engine is None and World.from_env().is_foreign
+    counting = contextlib.nullcontext() if foreign else interrupts.counted()
     tell = shown if progress else lambda event: None
     with counting, tidied(given.out, ours=ours), Reported(given.out, tell, tell=progress) as listen:
         try:
-            return Result(given.out, run(given, listen, job)), listen
+            start = run if given.engine is None else given.engine.run
+            return Result(given.out, start(given, listen, job)), listen
         finally:
             shown.close()
 
@@ -119,12 +141,15 @@ def train(
     nodes: int | None = None,
     token_file: str | Path | None = None,
     trusted_network: bool = False,
+    engine: str | None = None,
+    engine_settings: Mapping[str, object] | None = None,
     progress: bool = True,
 ) -> Result:
     """Train a job (or a job file) on this machine or several; raises a `CordeeError` if it fails.
 
     The arguments are the options of `cordee train`; `settings` are those of `--set`, for a job file. With `rendezvous`
     and `nodes`, call it on each of the hosts: the one that has the address returns the result, the others an empty one.
+    With `engine` the workers run where that engine gives them places; `engine_settings` are those of `--engine-set`.
 
     A job made in this process is sent to the workers over a private pipe; nothing else is unpickled anywhere. Under
     torchrun, mpirun or Slurm this process is one of the workers, and every one calls this.
@@ -135,7 +160,12 @@ def train(
     given = {name: str(value) for name, value in (settings or {}).items()}
     target = Target("job", str(job), given) if made is None else Target("sent", made.name)
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    options = Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting)
+    options = Options(
+        *(workers, plan, out, resume, threads, cores, deadline, device),
+        *meeting,
+        engine=engine,
+        engine_settings=engine_settings,
+    )
     return launch(options.launch(target, PYTHON), ours=out is None, job=made, progress=progress)[0]
 
 

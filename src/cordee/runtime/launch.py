@@ -21,6 +21,7 @@ from cordee.group.messages import Again, Running, Seat
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.joining import refuses_newcomers
+from cordee.runtime.engines.choice import Chosen
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
@@ -71,6 +72,10 @@ class Launch:
     """Options that the user gave, besides the folder."""
     continued: Continued | None = None
     """What this start continues without being asked; None: the user has started it."""
+    engine: Chosen | None = None
+    """What gives places to `workers` on other machines, or gave this place; None: neither."""
+    trusted_network: bool = False
+    """Whether gradients may travel unencrypted to the places of the engine."""
     enters: bool = False
     """Whether this host enters a run that has begun: what is trained, its coordinator says."""
 
@@ -96,7 +101,8 @@ class Launch:
             refuse_own_loop(self.plan)
         check_deadline(self.deadline_s, self.wording)
         if self.workers == 0:
-            self._check_storing()
+            if self.engine is None:
+                self._check_storing()
             return
         cores = self.cores or usable_cores()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -137,6 +143,8 @@ class Launch:
         """What is trained by the run that this host enters, if it enters one; refused if it cannot be trained here."""
         if not self.enters or run is None:
             return self
+        if self.engine is not None:  # it has all of it from the first host
+            return replace(self, resume=False)
         path = self.target.path or run.job
         if not Path(path).is_file():
             raise UsageError(
@@ -158,7 +166,8 @@ class Launch:
             )
         if self.plan.sync != "server":
             return Servers()
-        return Servers.of(self.plan.servers, backups=self.plan.backups, workers=counts)
+        first_holds = self.engine is None  # else it is wherever the user gave the command
+        return Servers.of(self.plan.servers, backups=self.plan.backups, workers=counts, first_holds=first_holds)
 
     def told(self, settings: Mapping[str, str]) -> Launch:
         """With settings that the run had before; what was given anew stays as it was given."""

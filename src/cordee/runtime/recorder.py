@@ -258,7 +258,7 @@ class Recorder:
     def _see_who_writes(self) -> None:
         """Say so if the run's files come to another host from now on."""
         host = self._hosts.get(self._first, self._writes_on)
-        if host == self._writes_on:
+        if host == self._writes_on or self._launch.engine is not None:  # from places of an engine they are brought here
             return
         self._writes_on = host
         does, what = "writes checkpoints and the trained model", f"there, in the folder that --out names on {host}"

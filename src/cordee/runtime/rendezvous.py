@@ -12,7 +12,7 @@ import queue
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,8 @@ PATIENCE_S = 600.0
 BACK_S = 60.0
 """How long they do where they come back to a run that continues."""
 
+SAME_COMMAND = "start the same command on each of them"
+
 T = TypeVar("T")
 
 
@@ -44,6 +46,8 @@ class Rendezvous:
     nodes: int
     token_file: Path | None = None
     trusted_network: bool = False
+    token: str = field(default="", repr=False)
+    """The token itself, of a run whose hosts an engine gives; empty: it is in the file."""
 
     @classmethod
     def parse(
@@ -84,6 +88,8 @@ class Rendezvous:
                 "in the clear, for every program that can reach its ports. If the network is trusted, say so: "
                 f"{wording.flag('trusted_network')}"
             )
+        if self.token:
+            return Address(str(ip), self.port, self.token, tls=not loopback)
         path = self.token_file or default_token_file()
         if not path.exists() and loopback and self.token_file is None:
             with contextlib.suppress(UsageError):  # another launcher on this machine was quicker
@@ -126,8 +132,17 @@ class HostWait:
                 time.sleep(LOOK_S)
 
 
-def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> list[int]:
-    """Until all hosts are here; returns the number of workers of each, in their order."""
+def await_hosts(
+    hub: Coordinator,
+    nodes: int,
+    say: Callable[[str], None],
+    patience: tuple[float, str] = (PATIENCE_S, SAME_COMMAND),
+) -> list[int]:
+    """Until all hosts are here; returns the number of workers of each, in their order.
+
+    `patience`: for how many seconds, and what to do when some have not come then.
+    """
+    patience_s, advice = patience
     wait = HostWait(say, patience_s)
     here = 1
     while wait.left_s > 0:
@@ -141,10 +156,9 @@ def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patien
             here = notice.here
             if here == nodes:
                 return hub.hosts.counts
-    raise RendezvousError(
-        f"only {here} of {nodes} hosts came to {hub.address} within {patience_s:.0f} s: start the same command on each "
-        "of them"
-    )
+        elif isinstance(notice, CordeeError):
+            raise notice
+    raise RendezvousError(f"only {here} of {nodes} hosts came to {hub.address} within {patience_s:.0f} s: {advice}")
 
 
 def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | None) -> CordeeError:

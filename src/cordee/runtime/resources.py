@@ -63,6 +63,13 @@ def allot(
     return [(threads or len(part), part) for part in parts]
 
 
+def spread(workers: int, hosts: int) -> list[int]:
+    """How many workers each host has: as evenly as it goes, the first ones have those that are left over."""
+    if workers < hosts:
+        raise UsageError(f"{hosts} hosts, but --workers {workers}: each host needs at least one worker")
+    return [workers // hosts + (host < workers % hosts) for host in range(hosts)]
+
+
 def parse_cores(text: str) -> tuple[int, ...]:
     """The cores meant by `0-3,8`."""
     found: set[int] = set()

@@ -17,6 +17,7 @@ from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Timed, is_oversubscribed
 from cordee.core.world import World
+from cordee.runtime.engines.choice import Chosen
 from cordee.runtime.launch import Launch
 from cordee.runtime.relay import Output
 from cordee.runtime.resources import devices
@@ -44,20 +45,30 @@ class Measurement:
     device: str = "auto"
     keep: bool = False
     """Leave the runs' folders."""
+    engine: Chosen | None = None
+    """What gives the workers places; None: they are on this machine."""
+    trusted_network: bool = False
 
     @property
     def threads_each(self) -> int:
         """Threads of a worker, the same in all runs: otherwise the smallest count would have the whole machine too."""
-        return max(1, len(usable_cores()) // max(self.counts)) if self.threads is None else self.threads
+        if self.threads is not None:
+            return self.threads
+        cores = 1 if self.engine is not None else len(usable_cores())  # what cores its places have is not known here
+        return max(1, cores // max(self.counts))
 
     @property
     def gpus(self) -> int | None:
-        """How many GPUs the workers share; None on the CPU."""
+        """How many GPUs the workers share; None on the CPU, and in places of an engine."""
+        if self.engine is not None:
+            return None
         return gpus() if devices(1, self.device)[0].startswith("cuda") else None
 
     @property
     def oversubscribed(self) -> list[int]:
         """The counts whose workers have to share cores or GPUs."""
+        if self.engine is not None:
+            return []
         threads, cores, gpus = self.threads_each, len(usable_cores()), self.gpus
         return [one for one in sorted(self.counts) if is_oversubscribed(one, threads=threads, cores=cores, gpus=gpus)]
 
@@ -67,7 +78,7 @@ class Measurement:
             if value < least:
                 raise UsageError(f"--{name} {value}: at least {least} is needed")
         world = World.from_env()
-        if world.is_foreign:
+        if world.is_foreign and self.engine is None:
             raise UsageError(
                 f"{world.source} started this process: give `cordee bench` by itself, it starts its own workers"
             )
@@ -75,7 +86,8 @@ class Measurement:
             raise UsageError(f"{self.out} holds a measurement already: choose another folder with --out")
         for count in self.counts:
             with _told(f"with --workers {count}"):
-                self.launch(1, count).check()
+                launch = self.launch(1, count)
+                launch.check() if self.engine is None else launch.plan.check(count)
 
     def launch(self, round: int, workers: int) -> Launch:
         """One run."""
@@ -84,14 +96,16 @@ class Measurement:
         target = replace(self.target, trial=trial)
         # The figures are alone on standard output.
         output = Output(lambda text: print(text, file=sys.stderr), frozenset({1}))  # noqa: T201
-        return Launch(target, workers, self.plan, out, threads=self.threads_each, device=self.device, output=output)
+        launch = Launch(target, workers, self.plan, out, threads=self.threads_each, device=self.device, output=output)
+        return replace(launch, engine=self.engine, trusted_network=self.trusted_network)
 
     def run(self, name: str, round: int, workers: int, listen: Listener) -> Timed:
         """Run it; the folder of a run that fails is kept, and the error says so, and gives the run's `name`."""
         out, removes = self.launch(round, workers).out, not self.keep
         try:
             with _told(f"{name} failed", f"its folder is kept: {out}"):
-                run(self.launch(round, workers), listen)
+                start = run if self.engine is None else self.engine.run
+                start(self.launch(round, workers), listen, None)
             with _told(f"{name} cannot be used", f"its folder is kept: {out}"):
                 times = step_times(read_events(out / "events.jsonl"), warm_up=self.warm_up, steps=self.steps)
             return Timed(workers, round, *times)

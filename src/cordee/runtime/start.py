@@ -7,7 +7,7 @@ import queue
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cordee.core import interrupts
 from cordee.core.errors import RendezvousError, SecurityError
@@ -32,13 +32,34 @@ from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.recovering import Recovery
-from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, await_hosts, not_a_launcher
+from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, SAME_COMMAND, await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
 from cordee.runtime.spec import WorkerSpec
 from cordee.runtime.takeover import take_over
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
+
+
+class HostPlaces(Protocol):
+    """Where an engine runs the other hosts of a run; called by the coordinator's thread."""
+
+    patience_s: float
+    """How long they may take to come, once they were started."""
+    advice: str
+    """What to do if they do not."""
+
+    def all_came(self) -> None:
+        """All hosts have come to the coordinator."""
+
+    def wait(self, seconds: float) -> bool:
+        """The run is about to end: wait at most so long until all hosts have ended; whether they have."""
+
+    def begin(self, address: Address, notices: Notices) -> None:
+        """Start a host in each place, which comes to this address; a start that continues the run gives other notices.
+
+        What goes wrong is put into the notices: an error that ends the run, or a warning for the record.
+        """
 
 
 def enter(launch: Launch, say: Callable[[str], None]) -> None:
@@ -50,14 +71,24 @@ def enter(launch: Launch, say: Callable[[str], None]) -> None:
             _stay(launch, address, (say, lambda event: None, None, signals), kept)
 
 
-def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any]:
+def attend(launch: Launch, hear: Listener, sent_job: bytes | None) -> None:
+    """Be the host that an engine gave a place to: start its workers, until the run ends on the first host."""
+    assert launch.rendezvous is not None
+    with interrupts.counted() as signals:
+        address = launch.rendezvous.address(launch.wording)
+        launch.check()
+        launch.check_formats(say := lambda message: hear(WarningEvent(message)))
+        _follow(launch, address, None, (say, hear, sent_job, signals))
+
+
+def run(launch: Launch, hear: Listener, job: Job | None = None, places: HostPlaces | None = None) -> dict[str, Any]:
     """This process's part of a run; returns the result, or raises what ended it.
 
     It coordinates, unless another host does (then the result is empty), or another launcher started this process. A
-    `job` that was made in this process is sent to its workers.
+    `job` that was made in this process is sent to its workers. `places`: where the other hosts of the run are.
     """
     world = World.from_env()
-    if world.is_foreign:
+    if world.is_foreign and places is None:
         from cordee.runtime.engines.foreign import run_foreign
 
         return run_foreign(launch, world, hear, job)
@@ -73,10 +104,12 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
             if launch.nodes == 1:
                 raise
             return _follow(launch, address, error, (say, hear, sent_job, signals))
+        if launch.rendezvous is not None:  # the system may have chosen the port
+            launch = replace(launch, rendezvous=replace(launch.rendezvous, port=door[1].port))
         beyond = address.host if launch.nodes > 1 else ""
         copies = Kept(launch.plan.copy_every > 0, beyond, address)
         with contextlib.closing(door[0]), copies as kept, contextlib.ExitStack() as ends:
-            coordination = _Coordination(Recovery(launch, kept), hear, sent_job, signals)
+            coordination = _Coordination(Recovery(launch, kept), hear, sent_job, signals, places)
             ends.callback(coordination.close)
             result, following = coordination.run(launch, door)
             while following is not None:
@@ -101,6 +134,7 @@ class _Coordination:
     hear: Listener
     sent_job: bytes | None
     signals: Interrupts
+    places: HostPlaces | None = None
     local: LocalEngine | None = None
 
     def close(self) -> None:
@@ -130,16 +164,18 @@ class _Coordination:
             hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
             ends.callback(hub.close)
             engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
+            if self.places is not None:
+                engine = HostsEngine(local, hub, kept.place, others=self.places.wait)
 
             def begin() -> Places:
                 counts = [launch.workers]
                 if nodes > 1:
-                    patience_s = PATIENCE_S if launch.continued is None else BACK_S
-                    counts = await_hosts(hub, nodes, lambda said: recorder.event(WarningEvent(said)), patience_s)
+                    counts = self._gather(launch, hub, recorder)
                 servers = launch.servers(counts)
                 launch.plan.check(sum(counts))
                 kept.send_to(hub.hosts.keeper_after(0, kept.place))
-                recorder.begin(sum(counts), nodes, memory=kept.newest())
+                hosts = nodes if self.places is None else nodes - 1  # this one has no workers
+                recorder.begin(sum(counts), hosts, memory=kept.newest())
                 hub.expect(servers, persist=launch.plan.persist)
                 hub.let_in(late_host(launch, sum(counts)))
                 engine.start([seat for _, seat in servers.seats])
@@ -150,11 +186,22 @@ class _Coordination:
             result = Controller(launch, hub, engine, recorder, self.recovery).watch(begin, self.signals)
             return result, self.recovery.next(launch, recorder.last_step)
 
+    def _gather(self, launch: Launch, hub: Coordinator, recorder: Recorder) -> list[int]:
+        """The number of workers of each host, once all have come."""
+        patience_s, advice = PATIENCE_S if launch.continued is None else BACK_S, SAME_COMMAND
+        if self.places is not None:
+            self.places.begin(hub.address, hub.notices)
+            patience_s, advice = min(patience_s, self.places.patience_s), self.places.advice
+        counts = await_hosts(hub, launch.nodes, lambda said: recorder.event(WarningEvent(said)), (patience_s, advice))
+        if self.places is not None:
+            self.places.all_came()
+        return counts
+
 
 def _follow(
     launch: Launch,
     address: Address,
-    error: RendezvousError,
+    error: RendezvousError | None,
     given: tuple[Callable[[str], None], Listener, bytes | None, Interrupts],
 ) -> dict[str, Any]:
     """The launcher of a host that does not coordinate, as another one has the address, where we could not listen.

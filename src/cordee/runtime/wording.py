@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+SEVERAL = {"engine_settings": "--engine-set"}
+"""Arguments in Python that are mappings, and the option of the command for one entry."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,10 @@ class Wording:
         return " ".join(self.words(name, value))
 
     def words(self, name: str, value: object = None) -> list[str]:
-        """The same as words of a command."""
-        option = f"--{name.replace('_', '-')}"
+        """The same as words of a command; one option per entry of a mapping."""
+        if isinstance(value, Mapping):
+            return [word for key, one in value.items() for word in (SEVERAL[name], f"{key}={one}")]
+        option = SEVERAL.get(name) or f"--{name.replace('_', '-')}"
         return [option] if value is None or value is True else [option, str(value)]
 
     def flag(self, name: str) -> str:

@@ -29,7 +29,7 @@ class Setup:
     steps: int
     warm_up: int
     device: str
-    """`cpu` or `cuda`."""
+    """`cpu` or `cuda`; `auto` where an engine's places have decided."""
     threads_per_worker: int
     cores: int
     gpus: int | None
@@ -38,6 +38,8 @@ class Setup:
     versions: dict[str, str]
     measured: str
     """Date and time."""
+    engine: str = ""
+    """What gave the workers places on other machines than `host`; empty: they were there."""
 
     @property
     def name(self) -> str:
@@ -47,6 +49,8 @@ class Setup:
     @property
     def machine(self) -> str:
         """What the workers had."""
+        if self.engine:
+            return f"in places of {self.engine}, {plural(self.threads_per_worker, 'thread')} per worker"
         gpus = "" if self.gpus is None else f" and {plural(self.gpus, 'GPU')}"
         return f"{plural(self.cores, 'usable core')}{gpus}, {plural(self.threads_per_worker, 'thread')} per worker"
 

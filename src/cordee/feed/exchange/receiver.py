@@ -67,6 +67,12 @@ class Receiver:
         given, self._ended = self._ended[:count], self._ended[count:]
         return given
 
+    @property
+    def busy(self) -> bool:
+        """Whether a delivery goes on."""
+        with self._turn:
+            return bool(self._running)
+
     def close(self) -> None:
         """Take no more; what has come in part stays, and is gone on with another time."""
         self._listener.close()

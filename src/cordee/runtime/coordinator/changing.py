@@ -15,6 +15,8 @@ from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Commanded, Departed, Formed, HostCame, Leaves
 from cordee.runtime.recorder import Recorder
 
+PLACES = "the workers have places of {}. Stop the run (Ctrl-C), and resume it with another number of workers"
+
 
 class Changes:
     """Knows the places of the workers; called by the thread of the coordinator's loop."""
@@ -97,6 +99,8 @@ class Changes:
                 raise UsageError(f"{given}: the run does not train now; it is starting or ending")
             more = command.what == "join" or command.workers > len(self.places.here)
             plan, kind, began = self._launch.plan, self._launch.target.kind, len(self.places.began)
+            if more and (engine := self._launch.engine) is not None:
+                raise UsageError(f"{given}: {PLACES.format(engine.name)}")
             if more and (refusal := refuses_newcomers(plan, kind, began)):
                 raise UsageError(f"{given}: no worker can come in to this run: {refusal}")
             if refusal := refuses_departures(plan, kind):  # those that come may have to leave again

@@ -67,7 +67,7 @@ class Coming:
     def heard(self, worker: int, message: Leaving | Woke) -> None:
         """A worker was asked to leave; or a launcher says that an evicted one continues."""
         if isinstance(message, Leaving):
-            self.leave(worker, message.reason)
+            self.leave(worker if message.worker < 0 else message.worker, message.reason)
         else:
             self._notify(message.worker, message)
 

@@ -65,7 +65,7 @@ class Door:
         if peer.role == "command":
             return "commands go where the file in the run's folder says"
         if peer.role == "node":
-            return self._launchers.refusal(peer, back=back, joins=who.joins)
+            return self._launchers.refusal(peer, back=back, who=who)
         if peer.role == "server":
             return "" if self._stewards.awaits(peer.number) else "it is none of the parameter servers of this run"
         if back and peer.number in roster.departed:  # it may have more for the record

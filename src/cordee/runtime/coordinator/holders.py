@@ -24,15 +24,18 @@ class Servers:
     """Hosts that have no workers: servers are rather there."""
 
     @classmethod
-    def of(cls, shards: int, *, backups: bool, workers: Sequence[int]) -> Servers:
-        """At the start of a run on hosts with so many workers each: a backup is on another host if there is one."""
-        nodes = tuple(range(len(workers)))
+    def of(cls, shards: int, *, backups: bool, workers: Sequence[int], first_holds: bool = True) -> Servers:
+        """At the start of a run on hosts with so many workers each: a backup is on another host if there is one.
+
+        `first_holds`: whether the coordinator's host may hold parameters.
+        """
+        nodes = tuple(range(0 if first_holds else 1, len(workers)))
         storing = tuple(node for node in nodes if not workers[node])
         servers, first = cls((Holding(),) * shards, storing=storing), storing or nodes
         others = tuple(node for node in nodes if node not in first) if len(first) == 1 else ()
         for there in (first, others or (*first[1:], first[0])) if backups else (first,):
             for shard in range(shards):
-                servers = servers.start(shard, there[shard % len(there)], len(nodes))[0]
+                servers = servers.start(shard, there[shard % len(there)], len(workers))[0]
         return replace(servers, expected=len(servers.seats))
 
     def start(self, shard: int, node: int, nodes: int) -> tuple[Servers, Seat]:

@@ -138,11 +138,12 @@ class Hub:
         if peer.role == "server":
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
+        awaited = not self.hosts.order
         self.launchers.came(peer, who)
         if who.term and (known := self.known()).heirs:  # it may be the next one
             self.launchers.tell(messages.Known(known.packed()))
             self._desk.brief(peer)
-        if self.hosts.order and not (who.term or who.joins):
+        if awaited and self.hosts.order:
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
     def gone(self, peer: Peer, reason: str) -> None:

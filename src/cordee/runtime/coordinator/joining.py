@@ -139,7 +139,7 @@ def none_stays(roster: Roster) -> bool:
 def late_host(launch: Launch, started: int) -> Welcome | Evicted:
     """The answer to a host that enters a run which so many workers began."""
     refusal = refuses_newcomers(launch.plan, launch.target.kind, started)
-    if not refusal and launch.target.kind != "job":
+    if not refusal and launch.target.kind != "job" and launch.engine is None:
         refusal = "its job was made in another process, and has no file"
     if refusal:
         return Evicted(f"no host can enter this run: {refusal}")

@@ -61,11 +61,8 @@ class Launchers:
         """From now on this is the answer to hosts that enter the run."""
         self.late = late
 
-    def refusal(self, peer: Peer, *, back: bool, joins: bool) -> str:
-        """Why a launcher, new or `back`, is not let in; empty if it is, and then it has its number.
-
-        `joins`: it enters a run that has begun.
-        """
+    def refusal(self, peer: Peer, *, back: bool, who: Who) -> str:
+        """Why a launcher, new or `back`, is not let in; empty if it is, and then it has its number."""
         order = self.hosts.order
         if back and not order:  # the coordinator was lost while hosts waited for each other
             return ""
@@ -73,7 +70,7 @@ class Launchers:
             gone = peer.number not in order or peer.number in self.hosts.gone
             return "the others continued without this host" if gone else ""
         peer.number = self.hosts.free()
-        if joins:
+        if self._enters(who):
             return self.late.reason if isinstance(self.late, Evicted) else ""
         late = peer.number >= self.hosts.nodes
         return f"all {self.hosts.nodes} hosts of this run are here already" if late else ""
@@ -87,7 +84,7 @@ class Launchers:
             if (start := self._starts.get(self.hosts.order.index(peer.number))) is not None:
                 self._server.tell(peer, start)
             return
-        if who.joins:
+        if self._enters(who):
             self.hosts = self.hosts.grown(peer.number, who.workers, peer.host)
             self._notify(-1, HostCame(len(self.hosts.order) - 1, peer.host, who.workers))
             return
@@ -98,6 +95,10 @@ class Launchers:
             self.hosts = self.hosts.numbered(names)
             self.hosts = replace(self.hosts, names={**self.hosts.names, 0: socket.gethostname()})
         self._tell()
+
+    def _enters(self, who: Who) -> bool:
+        """Whether it comes to a run that has begun; one that may come `early` does if all of the first are here."""
+        return who.joins and not (who.early and not self.hosts.order)
 
     def gone(self, peer: Peer) -> None:
         """Before the run began, another one may take its place."""

@@ -176,9 +176,12 @@ class Hosts:
         return next(number for number in itertools.count(1) if number not in self.workers)
 
     def come(self, host: int, workers: int, keeper: Place | None = None, door: tuple[str, int] = ("", 0)) -> Hosts:
-        """A host came; its launcher listens at the `door`, and for copies of the state at another place, if at any."""
+        """A host came; its launcher listens at the `door`, and for copies of the state at another place, if at any.
+
+        Without a door it never coordinates.
+        """
         keepers = self.keepers if keeper is None else {**self.keepers, host: keeper}
-        doors = {**self.doors, host: door}
+        doors = {**self.doors, host: door} if door[0] else self.doors
         return replace(self, workers={**self.workers, host: workers}, keepers=keepers, doors=doors)
 
     def lose(self, host: int) -> Hosts:

@@ -26,8 +26,9 @@ from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
 from cordee.group.client import Client, Found
-from cordee.group.messages import Message, Place, Seat
+from cordee.group.messages import FIRST_SERVER, Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
+from cordee.runtime.coordinator.joining import refuses_departures
 from cordee.runtime.coordinator.known import Known, unpack_known
 from cordee.runtime.coordinator.lease import is_shared
 from cordee.runtime.coordinator.server import listen
@@ -53,21 +54,31 @@ END_S = 2.0
 """How long workers may take to end after the run has ended."""
 EVICTED = "Look at the network of this host before you use it again"
 STOPPED = "the run was ended: stopped after a step; the coordinator, at"
+LEFT = "this host was asked to stop: its workers have left, and the others continue without it"
 NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 
 
 class HostsEngine:
     """Starts workers on several hosts: on this one itself, on the others through their launchers."""
 
-    def __init__(self, local: Engine, hub: Coordinator, keeper: Place | None, node: int = 0) -> None:
+    def __init__(
+        self,
+        local: Engine,
+        hub: Coordinator,
+        keeper: Place | None,
+        node: int = 0,
+        others: Callable[[float], bool] = lambda seconds: True,
+    ) -> None:
         """`local` starts the workers of this host, the `node`; the launchers of the others are connected to `hub`.
 
-        `keeper`: where this host takes copies of the state.
+        `keeper`: where this host takes copies of the state. `others`: wait at most so long until other hosts have
+        ended that this one has started; whether they have.
         """
         self._local, self._hub, self._keeper, self._node = local, hub, keeper, node
-        self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
+        self.look, self.how_it_ended = local.look, local.how_it_ended
         self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
+        self.wait = lambda seconds: others(seconds) and local.wait(seconds)
 
     def start(self, seats: Iterable[Seat]) -> None:
         """A launcher gives each worker what its own host has: cores, a device, a folder, an environment."""
@@ -123,13 +134,15 @@ class Follower:
             interface=at.interface,
             port=at.port,
             joins=launch.enters,
+            early=launch.engine is not None,
         )
         self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
         try:
             interface = own_address_towards(address.host, address.port)
             self.listener = listen(interface, 0)
             self.door = interface, int(self.listener.getsockname()[1])
-            who = msgspec.structs.replace(who, door=self.door)
+            if launch.engine is None:  # a place of an engine ends with the first host: it never coordinates
+                who = msgspec.structs.replace(who, door=self.door)
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
@@ -193,8 +206,9 @@ class Follower:
             raise Interrupted("stopped: the workers of this host were ended, and the other hosts go on without them")
         if signals.count and not self._asked:
             self._asked = True
-            self._client.send(messages.Asked())
-            self._say("asked the coordinator to stop the run; once more to end the workers of this host at once")
+            self._ask()
+        if self._asked and self._leaves and self.engine.wait(0):
+            raise Evicted(LEFT)
         if not self._started and self._wait.left_s <= 0:
             raise RendezvousError(NOT_STARTED)
         if not self._started and self._awaited:
@@ -230,6 +244,23 @@ class Follower:
                 case messages.Farewell():
                     return True
         return False
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether a signal is for this host alone: its place is about to be taken away, and the run goes on."""
+        engine = self.launch.engine
+        whole = engine is None or not engine.takes_one
+        return not (whole or refuses_departures(self.launch.plan, self.launch.target.kind))
+
+    def _ask(self) -> None:
+        """A signal came to this host."""
+        if self._leaves:
+            for worker in sorted(one for one in self._started if one < FIRST_SERVER):
+                self._client.send(messages.Leaving("its host was asked to stop", worker))
+            self._say("the workers of this host leave after their step; once more to end them at once")
+        else:
+            self._client.send(messages.Asked())
+            self._say("asked the coordinator to stop the run; once more to end the workers of this host at once")
 
     def _start(self, seats: list[Seat]) -> None:
         self._node = seats[0].world.node
