@@ -10,7 +10,7 @@ import pytest
 
 from engines.clusters import Nodes, skip_without, spark_cluster
 from engines.gates import LONG_S, Gates
-from harness import Run, assert_same, command, descendants, job_file, start, train, until
+from harness import Run, assert_same, descendants, job_file, start, train, until
 
 LOOPBACK = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
 """Spark's own processes listen where this says."""
@@ -29,9 +29,10 @@ def asked(job: str, workers: int, *more: str | Path) -> list[str | Path]:
 def test_a_run_on_spark_is_the_same(tmp_path: Path, where: tuple[str, ...]) -> None:
     skip_without("pyspark", twin=False)
     out = tmp_path / "run"
-    done = command(*asked("changing", 2, "--out", out, *where), env=LOOPBACK, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"run: {out}" in done.stdout
+    run = start(*asked("changing", 2, "--out", out, *where), env=LOOPBACK, cwd=tmp_path)
+    said, errors = run.communicate(timeout=LONG_S)
+    assert run.returncode == 0, errors
+    assert f"run: {out}" in said
     assert_same(Run(out), train("changing", tmp_path / "alone"))
 
 

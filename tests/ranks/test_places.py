@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, PlanError
 from cordee.core.plan import Plan
 from cordee.runtime.engines import agent
 from cordee.runtime.engines.agent import Outcome, hold_place
@@ -114,6 +114,12 @@ def test_a_host_that_does_not_fit_ends_the_start(tmp_path: Path, monkeypatch: py
     with pytest.raises(CordeeError, match=r"place \d on .*: host .* has torch .* instead of 1.0"):
         run(tmp_path / "run", 2)
     until(lambda: descendants(os.getpid()) <= before)
+
+
+def test_a_run_in_places_does_not_continue_by_itself(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"recover=fewer does not go with --engine here: places"):
+        run(tmp_path / "run", 2, plan="recover=fewer")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")
