@@ -20,6 +20,7 @@ from cordee.twin.cluster import Cluster
 from cordee.twin.network import address_of
 from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin, missing
+from engines.gates import LONG_S
 from harness import DEADLINE_S, until
 
 BIN = Path(sys.executable).parent
@@ -80,7 +81,10 @@ class Nodes:
     def await_said(self, host: str, text: str) -> None:
         """Wait until a process on a host has said so."""
         log = self.folder / f"{host}.log"
-        until(lambda: text in log.read_text(errors="replace") or any(one.poll() is not None for one in self.started))
+        until(
+            lambda: text in log.read_text(errors="replace") or any(one.poll() is not None for one in self.started),
+            LONG_S,
+        )
         assert text in log.read_text(errors="replace"), log.read_text(errors="replace")
 
 

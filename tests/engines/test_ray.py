@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engines.clusters import Nodes, ray_cluster, skip_without
-from engines.gates import Gates
+from engines.gates import LONG_S, Gates
 from harness import DEADLINE_S, Run, assert_same, command, job_file, train, until
 
 FREE = """
@@ -34,6 +34,9 @@ def one_node() -> Iterator[Nodes]:
         yield nodes
 
 
+pytestmark = pytest.mark.timeout(900)
+
+
 def asked(job: str | Path, workers: int, *more: str | Path) -> list[str | Path]:
     return [
         *("train", job_file(job), "--engine", "ray", "--workers", str(workers), "--threads", "1"),
@@ -43,7 +46,7 @@ def asked(job: str | Path, workers: int, *more: str | Path) -> list[str | Path]:
 
 def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     """What a command has said, once it has ended with this exit code."""
-    said = process.communicate(timeout=DEADLINE_S)
+    said = process.communicate(timeout=LONG_S)
     assert process.returncode == code, said
     return said
 
@@ -176,7 +179,7 @@ def test_a_command_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
         gates = Gates(tmp_path, at_6=kill)
         run = nodes.cordee(*asked("changing", 2, "--out", tmp_path / "run", *gates.words))
-        run.communicate(timeout=DEADLINE_S)
+        run.communicate(timeout=LONG_S)
         until(lambda: left(nodes) == [])
 
 

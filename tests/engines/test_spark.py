@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from engines.clusters import Nodes, skip_without, spark_cluster
-from engines.gates import Gates
-from harness import DEADLINE_S, Run, assert_same, command, descendants, job_file, start, train, until
+from engines.gates import LONG_S, Gates
+from harness import Run, assert_same, descendants, job_file, start, train, until
 
 LOOPBACK = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
 """Spark's own processes listen where this says."""
 WITHIN = ("--engine-set", "address=local[2]", "--engine-set", "conf=spark.ui.enabled=false")
 """Two tasks at a time in the process of Spark's driver: starts in a third of the time."""
 HERE = ("--engine-set", "address=local-cluster[2,1,1024]", "--engine-set", "conf=spark.ui.enabled=false")
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def asked(job: str, workers: int, *more: str | Path) -> list[str | Path]:
@@ -27,9 +29,10 @@ def asked(job: str, workers: int, *more: str | Path) -> list[str | Path]:
 def test_a_run_on_spark_is_the_same(tmp_path: Path, where: tuple[str, ...]) -> None:
     skip_without("pyspark", twin=False)
     out = tmp_path / "run"
-    done = command(*asked("changing", 2, "--out", out, *where), env=LOOPBACK, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"run: {out}" in done.stdout
+    run = start(*asked("changing", 2, "--out", out, *where), env=LOOPBACK, cwd=tmp_path)
+    said, errors = run.communicate(timeout=LONG_S)
+    assert run.returncode == 0, errors
+    assert f"run: {out}" in said
     assert_same(Run(out), train("changing", tmp_path / "alone"))
 
 
@@ -45,9 +48,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
 
     gates = Gates(tmp_path, at_6=interrupt)
     run = start(*asked("changing", 2, "--out", out, *HERE, *gates.words), env=LOOPBACK, cwd=tmp_path)
-    until(lambda: run.poll() is not None or (tmp_path / "gate-6.here").exists())
+    until(lambda: run.poll() is not None or (tmp_path / "gate-6.here").exists(), LONG_S)
     before = descendants(run.pid)
-    _, said = run.communicate(timeout=DEADLINE_S)
+    _, said = run.communicate(timeout=LONG_S)
     assert run.returncode == 130, said
     assert "to go on after step" in said and "--engine spark" in said
     until(lambda: not any(one.alive for one in before))
@@ -73,7 +76,7 @@ def test_a_worker_and_a_node_are_killed(tmp_path: Path) -> None:
         conf = "conf=spark.executor.memory=1g;spark.task.cpus=1"
         more = ("--trusted-network", "--replace", "--engine-set", f"address={nodes.address}", "--engine-set", conf)
         run = nodes.cordee(*asked("changing", 3, "--out", out, *more, *gates.words))
-        said = run.communicate(timeout=DEADLINE_S)
+        said = run.communicate(timeout=LONG_S)
         assert run.returncode == 0, said
         gates.end()
         found = Run(out)
@@ -112,7 +115,7 @@ def test_mistakes(tmp_path: Path, words: tuple[str, ...], variables: dict[str, s
     skip_without("pyspark", twin=False)
     out = tmp_path / "run"
     run = start(*asked("changing", 3, "--out", out, *words), env={**LOOPBACK, **variables}, cwd=tmp_path)
-    _, said = run.communicate(timeout=DEADLINE_S)
+    _, said = run.communicate(timeout=LONG_S)
     assert message in said and run.returncode in (2, 30), said
     assert said.rstrip().splitlines()[-1].startswith("cordee: ")
     assert not out.exists() or {one.name for one in out.iterdir()} <= {"events.jsonl"}  # what was said of the start

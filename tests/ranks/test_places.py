@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, PlanError, UsageError
 from cordee.core.plan import Plan
+from cordee.group.messages import Command
+from cordee.runtime.commands import ask
 from cordee.runtime.engines import agent
 from cordee.runtime.engines.agent import Outcome, hold_place
 from cordee.runtime.engines.choice import Chosen
@@ -114,6 +116,28 @@ def test_a_host_that_does_not_fit_ends_the_start(tmp_path: Path, monkeypatch: py
     with pytest.raises(CordeeError, match=r"place \d on .*: host .* has torch .* instead of 1.0"):
         run(tmp_path / "run", 2)
     until(lambda: descendants(os.getpid()) <= before)
+
+
+def test_more_workers_are_refused_and_fewer_are_not(alone: Run, tmp_path: Path) -> None:
+    said = []
+
+    def ask_for_others() -> str:
+        for workers in (3, 1):
+            try:
+                said.append(ask(tmp_path / "run", Command("scale", workers)))
+            except UsageError as error:
+                said.append(str(error))
+        return "1"
+
+    gates = Gates(tmp_path, at_6=ask_for_others)
+    assert_same(run(tmp_path / "run", 2, **gates.settings), alone)
+    assert "the workers have places of here. Stop the run" in said[0] and "2 → 1 worker" in said[1]
+
+
+def test_a_run_in_places_does_not_continue_by_itself(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"recover=fewer does not go with --engine here: places"):
+        run(tmp_path / "run", 2, plan="recover=fewer")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from cordee.core.errors import CordeeError, Evicted, JobError, UsageError, all_errors
+from cordee.core.errors import CordeeError, Evicted, JobError, PlanError, UsageError, all_errors
 from cordee.core.events import Listener, WarningEvent
 from cordee.group.wire import Address
 from cordee.runtime.engines.agent import OURS, Assignment, Outcome, versions
@@ -202,7 +202,7 @@ def drive(
 
     `connect` is given the number of workers of each place, and returns once it has places, or raises.
     """
-    launch.plan.check(launch.workers)
+    check_plan(launch)
     counts, token = asked.counts(launch.workers), secrets.token_hex(32)
     marker = launch.out.absolute() / f".seen-{secrets.token_hex(8)}"
     told = assignment_of(launch, marker, job)  # read before anything is asked for
@@ -221,6 +221,18 @@ def drive(
         ends.callback(places.close)
         meeting = Rendezvous(cluster.host, 0, len(counts) + 1, trusted_network=launch.trusted_network, token=token)
         return run(replace(launch, workers=0, rendezvous=meeting), hear, job, places)
+
+
+def check_plan(launch: Launch) -> None:
+    """Refuse a plan that cannot run in places of an engine."""
+    assert launch.engine is not None
+    launch.plan.check(launch.workers)
+    if launch.plan.recover != "ask":
+        given = f"recover={launch.plan.recover} does not go with {launch.wording.option('engine', launch.engine.name)}"
+        raise PlanError(
+            f"{given}: places that come and go would meet the hosts that come back. Leave it out; where no whole "
+            f"replica is left, the run ends, and {launch.wording.flag('resume')} continues it"
+        )
 
 
 def assignment_of(launch: Launch, marker: Path, job: Job | None) -> Assignment:
