@@ -167,7 +167,7 @@ def _sequence(lot: random.Random, case: Case, first: int, count: int) -> list[Fa
     faults = []
     for number, step in enumerate(steps):
         if case.scales and lot.random() < 0.4:
-            faults.append(Fault(step - 1, lot.uniform(0.0, 0.04), SCALE, ("run",), (lot.random(),)))
+            faults.append(Fault(step, lot.uniform(0.0, 0.04), SCALE, ("run",), (lot.random(),)))
         faults.append(_drawn(lot, case, step, first=number == 0))
     if lot.random() < 0.15:
         faults.insert(0, Fault(0, lot.uniform(0.0, 0.4), "kill", ("worker",), (lot.random(),), event="worker"))
