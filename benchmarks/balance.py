@@ -3,7 +3,8 @@
 Three emulated hosts with 0.7, 0.7 and 0.23 of a core and one worker each train a small convolutional network. In turn,
 several rounds: the three at once without any communication, each on an equal share (their sum is what there is to
 get); DistributedDataParallel by hand; Cordée with equal and with balanced shares. Samples per second of Cordée are
-those of the steps of the second half of the run.
+those of the steps of the second half of the run. Steps take a tenth of a second and more: the twin gives out a host's
+share of a core every 20 ms, and a share of a step that fits into one such piece looks like that of a fast host.
 
 Then one run in which the first host drops to a third of its speed and recovers. A change counts as compensated with the
 first of three steps in a row that take at most 1.15 times the median of the last ten steps before the next change.
@@ -31,7 +32,7 @@ import cordee
 RESULTS = Path(__file__).parent / "results" / "balance.json"
 LOOP = Path(__file__).parent / "peers" / "balance_loop.py"
 HOSTS = "2 x cpu=0.7, 1 x cpu=0.23"
-BATCH = 240
+BATCH = 1200
 PLANS = ("share=equal", "share=balanced")
 NEAR = 1.15
 

@@ -134,17 +134,16 @@ class Hub:
             self.roster = self.roster if who.term else self.roster.join(peer.number)
             self._notify(peer.number, who)
             self.stewards.brief(peer)
-            return
-        if peer.role == "server":
+        elif peer.role == "server":
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
-            return
-        awaited = not self.hosts.order
-        self.launchers.came(peer, who)
-        if who.term and (known := self.known()).heirs:  # it may be the next one
-            self.launchers.tell(messages.Known(known.packed()))
-            self._desk.brief(peer)
-        if awaited and self.hosts.order:
-            self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
+        else:
+            awaited = not self.hosts.order
+            self.launchers.came(peer, who)
+            if who.term and (known := self.known()).heirs:  # it may be the next one
+                self.launchers.tell(messages.Known(known.packed()))
+                self._desk.brief(peer)
+            if awaited and self.hosts.order:
+                self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
     def gone(self, peer: Peer, reason: str) -> None:
         """A worker is lost, or a host, with all of its workers."""
@@ -260,8 +259,7 @@ class Hub:
             return
         generation, was_member = self.roster.generation, worker not in self.roster.invited
         self.roster = self.roster.lose(worker, reason)
-        peer = self._server.drop(worker, Evicted(reason))
-        host = peer.host if peer is not None else host
+        host = peer.host if (peer := self._server.drop(worker, Evicted(reason))) is not None else host
         self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host, was_member))
         if was_member:
             self._desk.lose(worker)  # before the news: a worker that waits for a part need not regroup first

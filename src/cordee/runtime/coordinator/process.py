@@ -25,12 +25,8 @@ PULSE_S = 0.5
 
 def coordinate(listener: int, line: int) -> NoReturn:
     """Until the launcher hangs up; both are open files, where peers come and where the launcher is."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # a scheduler may signal all processes of a run
+    # A scheduler may signal all processes of a run.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     launcher = Line(socket.socket(fileno=line))
     try:
